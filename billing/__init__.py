@@ -1,0 +1,1 @@
+"""Price book, rating, schema, statements and reconciliation of the ledger."""

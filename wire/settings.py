@@ -1,0 +1,174 @@
+"""Settings, read from the environment once. A bad one stops the start with a sentence."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+import orjson
+
+from wire.errors import SettingsError
+
+T = TypeVar("T")
+PREFIX = "MILLSTREAM_"
+
+
+class Cluster(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How to reach a region's Kafka cluster."""
+
+    bootstrap: str
+    """host:port, comma-separated"""
+    security: str = "PLAINTEXT"
+    """PLAINTEXT, SSL, SASL_PLAINTEXT or SASL_SSL"""
+    ca_file: str | None = None
+    cert_file: str | None = None
+    key_file: str | None = None
+    sasl_mechanism: str | None = None
+    sasl_username: str | None = None
+    sasl_password: str | None = None
+    replication: int = 3
+    """replication factor of the topics that are created"""
+
+
+class ClickHouse(msgspec.Struct, frozen=True, kw_only=True):
+    """How to reach the ledger's database."""
+
+    host: str = "127.0.0.1"
+    port: int = 8123
+    username: str = "default"
+    password: str = ""
+    database: str = "millstream"
+    secure: bool = False
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True):
+    """All settings; each process uses what concerns it. Field `port` is read from MILLSTREAM_PORT, and so on."""
+
+    region: str = "local"
+    regions: dict[str, Cluster] = msgspec.field(
+        default_factory=lambda: {"local": Cluster(bootstrap="127.0.0.1:9092", replication=1)}
+    )
+    """region → cluster, as JSON: {"local": {"bootstrap": "127.0.0.1:9092"}}"""
+    state_dir: Path = Path(".millstream")
+    clickhouse: ClickHouse = ClickHouse()
+    """as JSON"""
+
+    # ingress
+    host: str = "127.0.0.1"
+    port: int = 8080
+    slot: int = 0
+    """this ingress's partition of replies.<region>"""
+    slots: int = 8
+    """reply slots of the region"""
+    key_secret: str = ""
+    """at least 32 hex digits: the HMAC key under which API keys are stored"""
+    credentials_max_age_ms: int = 60_000
+    """a credential cache that could not be checked against the log for longer refuses (R: auth is never stale)"""
+    accept_timeout_ms: int = 20_000
+    """how long a request may wait for its Accepted, over all attempts"""
+    attempt_timeout_ms: int = 5_000
+    """how long one attempt may wait while there is another shard to try"""
+    request_timeout_ms: int = 600_000
+    header_timeout_ms: int = 10_000
+    """a stream's status line goes out after this at the latest"""
+    keep_alive_ms: int = 10_000
+    """silence on a stream after which a comment is sent"""
+    max_body_bytes: int = 8 * 1024 * 1024
+    max_open_streams: int = 4_000
+    stream_buffer_bytes: int = 1024 * 1024
+    """what may wait for a slow reader before its stream is cancelled"""
+
+    # workers
+    engine: str = "engine-0"
+    """a stable name: also the static member id"""
+    engine_kind: str = "torch"
+    """torch or simulated"""
+    engine_slots: int = 32
+    """sequences that run at once"""
+    engine_queue: int = 256
+    """accepted requests that may wait for a slot; more are refused"""
+    engine_threads: int = 2
+    pool: str = "cpu"
+    model: str = ""
+    """public name; must be in the catalogue"""
+    model_version: str = "1"
+    model_dir: Path | None = None
+    """converted model (`millstream up` makes it)"""
+    numerics: str = "sim"
+    context_tokens: int = 2048
+    session_timeout_ms: int = 10_000
+    orphan_grace_ms: int = 30_000
+    """how long requests run on whose ingress has vanished (R4)"""
+    drain_timeout_ms: int = 20_000
+    simulated_ttft_ms: float = 20.0
+    simulated_tbt_ms: float = 5.0
+
+    # aggregator
+    price_book: Path | None = None
+    """None = the one that ships"""
+    snapshot_interval_ms: int = 1_000
+
+    # all
+    log_level: str = "INFO"
+    metrics_port: int = 0
+    """0 = no metrics server of its own (the ingress serves /metrics on its port)"""
+
+    @classmethod
+    def from_env(cls, environ: Mapping[str, str]) -> Settings:
+        """The settings of MILLSTREAM_… variables. SettingsError names the variable, and what would be right."""
+        known = {PREFIX + f.name.upper(): f for f in msgspec.structs.fields(cls)}
+        values: dict[str, Any] = {}
+        for name, text in environ.items():
+            if not name.startswith(PREFIX) or name.startswith(PREFIX + "TEST_"):
+                continue
+            if name not in known:
+                raise SettingsError(f"{name} is no setting of Millstream; the settings are listed in docs/operating.md")
+            field = known[name]
+            values[field.name] = _parse(name, text, field.type)
+        settings = cls(**values)
+        settings.check()
+        return settings
+
+    def check(self) -> None:
+        """SettingsError for what no single value shows."""
+        if self.region not in self.regions:
+            raise SettingsError(
+                f"{PREFIX}REGION is {self.region!r}, but {PREFIX}REGIONS has no cluster of that name; add one"
+            )
+        if self.engine_kind not in ("torch", "simulated"):
+            raise SettingsError(f"{PREFIX}ENGINE_KIND is {self.engine_kind!r}; use torch or simulated")
+        if self.pool not in ("gpu", "cpu"):
+            raise SettingsError(f"{PREFIX}POOL is {self.pool!r}; use gpu or cpu")
+        if not 0 <= self.slot < self.slots:
+            raise SettingsError(
+                f"{PREFIX}SLOT is {self.slot}; it must be from 0 to {PREFIX}SLOTS - 1 = {self.slots - 1}"
+            )
+        for name in ("port", "metrics_port"):
+            if not 0 <= getattr(self, name) <= 65535:
+                raise SettingsError(f"{PREFIX}{name.upper()} is {getattr(self, name)}; a port is from 0 to 65535")
+
+    @property
+    def cluster(self) -> Cluster:
+        """The cluster of this process's own region."""
+        return self.regions[self.region]
+
+
+def _parse(name: str, text: str, kind: Any) -> Any:
+    hooks: dict[Any, Callable[[str], Any]] = {
+        Path: Path,
+        Path | None: lambda t: Path(t) if t else None,
+        str: str,
+    }
+    if kind in hooks:
+        return hooks[kind](text)
+    try:
+        if kind in (int, float, bool):
+            return msgspec.convert(text, kind, strict=False)
+        return msgspec.convert(orjson.loads(text), kind)
+    except (msgspec.ValidationError, orjson.JSONDecodeError) as exc:
+        want = {int: "a whole number", float: "a number", bool: "true or false"}.get(
+            kind, "JSON as docs/operating.md shows"
+        )
+        raise SettingsError(f"{name} is {text!r}; it must be {want}") from exc

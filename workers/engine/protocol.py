@@ -1,0 +1,109 @@
+"""The engine protocol: what the scheduler, the simulated engine and the torch engine agree on. No torch here.
+
+An engine runs sequences and knows nothing of the log. `workers.engine.host` runs one in a process of its own; the
+messages between the two processes are the types below, as msgpack.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from typing import Protocol
+
+import msgspec
+
+from wire.messages import ChoiceEnd, Logprob, Ref, Sampling
+
+
+class Key(msgspec.Struct, frozen=True, array_like=True):
+    """Names a sequence in an engine. The epoch tells a request that was claimed again from its earlier life."""
+
+    shard: int
+    epoch: int
+    ref: Ref
+
+
+class Restored(msgspec.Struct, frozen=True, array_like=True):
+    """What a choice had already when its engine died."""
+
+    ids: tuple[int, ...]
+    end: ChoiceEnd | None = None
+    """set: the choice is complete and is not run again"""
+
+
+class Sequence(msgspec.Struct, frozen=True, kw_only=True):
+    """A request as an engine runs it."""
+
+    key: Key
+    prompt: tuple[int, ...]
+    """token ids; at least one"""
+    max_tokens: int
+    """per choice, at least 1; prompt and choice together fit the context"""
+    sampling: Sampling
+    n: int = 1
+    stop: tuple[str, ...] = ()
+    min_tokens: int = 0
+    ignore_eos: bool = False
+    logprobs: int | None = None
+    restored: tuple[Restored, ...] = ()
+    """by choice; empty for a new request. The run goes on as if it had never stopped (R8)"""
+    alone: bool = False
+    """an engine died with it: run nothing beside it, so that a second death names the culprit (R4)"""
+    batch: bool = False
+    """of the batch lane: admitted after every interactive one"""
+
+
+class Emission(msgspec.Struct, frozen=True, array_like=True):
+    """New tokens of one choice."""
+
+    key: Key
+    choice: int
+    first: int
+    """position of ids[0]. A restored choice emits nothing for its restored ids"""
+    ids: tuple[int, ...]
+    """an end-of-sequence token is not among them"""
+    text: str
+    """text these ids released; on the choice's last emission also what was held back, cut before a stop string"""
+    logprobs: tuple[Logprob, ...] | None = None
+    end: ChoiceEnd | None = None
+    error: str | None = None
+    """the request can't go on (it alone); for people, without content of the request"""
+
+
+class Load(msgspec.Struct, frozen=True, kw_only=True):
+    """How full an engine is."""
+
+    running: int
+    waiting: int
+    waiting_tokens: int
+    slots: int
+    kv_used_tokens: int
+    kv_total_tokens: int
+    prefill_tokens_per_s: float | None = None
+    decode_tokens_per_s: float | None = None
+
+
+class Engine(Protocol):
+    """Runs sequences together, one step at a time."""
+
+    @property
+    def fingerprint(self) -> str:
+        """The numerics class, shown as OpenAI's `system_fingerprint`: same fingerprint and seed, same tokens (R8)."""
+        ...
+
+    def add(self, sequence: Sequence) -> None:
+        """Take a sequence on; it starts when a slot is free."""
+        ...
+
+    def cancel(self, key: Key) -> None:
+        """Forget a sequence; its slot is free before the next step, and nothing of it is emitted any more."""
+        ...
+
+    def step(self) -> Seq[Emission]:
+        """Run one step. Empty when there was nothing to do, or only prefill was done."""
+        ...
+
+    def busy(self) -> bool:
+        """Whether a step would do anything."""
+        ...
+
+    def load(self) -> Load: ...
