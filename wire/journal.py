@@ -51,6 +51,8 @@ class Attempt:
     """the oldest record needed to rebuild it: its Begin, or its latest Carry"""
     oldest_epoch: int
     """the epoch that was current at `oldest_offset`"""
+    oldest_ms: int
+    """when that record was written"""
     choices: list[Choice]
     crashes: int = 0
     first_token_ms: int | None = None
@@ -135,6 +137,7 @@ class Fold:
             begin_offset=offset,
             oldest_offset=offset,
             oldest_epoch=record.epoch,
+            oldest_ms=record.at_ms,
             choices=[Choice() for _ in range(record.request.body.n)],
         )
 
@@ -145,21 +148,13 @@ class Fold:
         extend(attempt, span, at_ms)
 
     def _carry(self, offset: int, record: Carry) -> None:
-        attempt = Attempt(
-            begin=record.begin,
-            begin_offset=record.begin_offset,
-            oldest_offset=offset,
-            oldest_epoch=record.epoch,
-            choices=[Choice() for _ in range(record.begin.request.body.n)],
-            crashes=record.crashes,
-            first_token_ms=record.first_token_ms,
-            finish=record.finish,
-            finish_offset=record.finish_offset,
-        )
-        for span in record.spans:
-            extend(attempt, span, record.at_ms)
-        attempt.first_token_ms = record.first_token_ms
-        self.attempts[attempt.ref] = attempt
+        ref = record.begin.ref
+        attempt = self.attempts.get(ref)
+        if attempt is None:
+            attempt = self.attempts[ref] = _carried(offset, record)
+        elif attempt.spans() != record.spans:
+            raise JournalBroken(f"request {ref} is carried at offset {offset} with other tokens than it had")
+        attempt.oldest_offset, attempt.oldest_epoch, attempt.oldest_ms = offset, record.epoch, record.at_ms
 
     def _finish(self, offset: int, record: Finish) -> Attempt | None:
         attempt = self.attempts.get(record.ref)
@@ -174,6 +169,23 @@ class Fold:
             )
         attempt.finish, attempt.finish_offset = record, offset
         return attempt
+
+
+def _carried(offset: int, record: Carry) -> Attempt:
+    attempt = Attempt(
+        begin=record.begin,
+        begin_offset=record.begin_offset,
+        oldest_offset=offset,
+        oldest_epoch=record.epoch,
+        oldest_ms=record.at_ms,
+        choices=[Choice() for _ in range(record.begin.request.body.n)],
+        crashes=record.crashes,
+    )
+    for span in record.spans:
+        extend(attempt, span, record.at_ms)
+    attempt.first_token_ms = record.first_token_ms
+    attempt.finish, attempt.finish_offset = record.finish, record.finish_offset
+    return attempt
 
 
 def extend(attempt: Attempt, span: Span, at_ms: int) -> None:

@@ -209,6 +209,20 @@ class Tokens(Message, frozen=True, kw_only=True):
     at_ms: int
 
 
+class Refusal(Value, frozen=True, kw_only=True):
+    """Why a request is not taken on, as the client is told."""
+
+    status: int
+    """HTTP status to answer with"""
+    code: str | None
+    message: str
+    """for people; nothing of the request's content"""
+    param: str | None = None
+    retry_after_s: int | None = None
+    elsewhere: bool = False
+    """another fleet might take it"""
+
+
 class Finish(Message, frozen=True, kw_only=True):
     """The one ending of an attempt (R4)."""
 
@@ -224,6 +238,8 @@ class Finish(Message, frozen=True, kw_only=True):
     at_ms: int
     error: str | None = None
     """for people, without content of the request"""
+    refusal: Refusal | None = None
+    """set when `reason` is refused"""
 
 
 class Carry(Message, frozen=True, kw_only=True):
