@@ -128,6 +128,15 @@ class Client:
             self.end = entry
 
 
+class EngineRun:
+    """A request in an engine: it knows how far each choice is, whatever the shard has taken in of that."""
+
+    def __init__(self, attempt: Attempt) -> None:
+        self.limit = attempt.begin.request.body.max_tokens or 1
+        self.positions = [len(choice.ids) for choice in attempt.choices]
+        self.ended = [choice.end is not None for choice in attempt.choices]
+
+
 class Worker:
     """A process: a shard machine, its sends on their way, its engine."""
 
@@ -136,7 +145,8 @@ class Worker:
         self.shard = Shard(Identity(engine=name, incarnation=name, fleet=FLEET, shard=0), Letters())
         self.sends: deque[Append] = deque()
         self.usages: deque[SendUsage] = deque()
-        self.engine: dict[Key, Attempt] = {}
+        self.engine: dict[Key, EngineRun] = {}
+        self.pipe: deque[list[Emission]] = deque()
         self.position = 0
         self.tail: ReadTail | None = None
         self.assigned = False
@@ -152,7 +162,7 @@ class Worker:
                 case SendUsage():
                     self.usages.append(effect)
                 case Run():
-                    self.engine[Key(0, effect.epoch, effect.attempt.ref)] = effect.attempt
+                    self.engine[Key(0, effect.epoch, effect.attempt.ref)] = EngineRun(effect.attempt)
                 case Halt():
                     self.engine.pop(Key(0, effect.epoch, effect.ref), None)
                 case HaltAll():
@@ -195,6 +205,7 @@ class World:
             (12, self.send_lands),
             (12, self.record_is_read),
             (10, self.engine_steps),
+            (10, self.step_arrives),
             (8, self.reply_arrives),
             (4, self.usage_arrives),
             (3, self.commit_is_made),
@@ -298,24 +309,23 @@ class World:
                 shard.skip("requests", offset)
 
     def engine_steps(self) -> None:
-        worker = self.any_worker()
-        if worker is None or not worker.engine:
-            return
-        emissions = [e for key, attempt in list(worker.engine.items()) for e in self.emit(worker, key, attempt)]
-        worker.do(worker.shard.stepped(emissions, self.now_ms))
+        if worker := self.any_worker():
+            worker.pipe.append([e for key, run in worker.engine.items() for e in self.emit(key, run)])
 
-    def emit(self, worker: Worker, key: Key, attempt: Attempt) -> list[Emission]:
-        if attempt.finish is not None or self.choose.random() < 0.3:
-            return []
+    def step_arrives(self) -> None:
+        if (worker := self.any_worker()) and worker.pipe:
+            worker.do(worker.shard.stepped(worker.pipe.popleft(), self.now_ms))
+
+    def emit(self, key: Key, run: EngineRun) -> list[Emission]:
         out = []
-        limit = attempt.begin.request.body.max_tokens or 1
-        for index, choice in enumerate(attempt.choices):
-            if choice.end is not None:
+        for index, position in enumerate(run.positions):
+            if run.ended[index] or self.choose.random() < 0.3:
                 continue
             ids = (self.choose.randrange(26),)
-            ended = len(choice.ids) + 1 >= limit
-            text = chr(97 + ids[0])
-            out.append(Emission(key, index, len(choice.ids), ids, text, end="length" if ended else None))
+            run.positions[index] += 1
+            run.ended[index] = run.positions[index] >= run.limit
+            end = "length" if run.ended[index] else None
+            out.append(Emission(key, index, position, ids, chr(97 + ids[0]), end=end))
         return out
 
     def engine_dies(self) -> None:
@@ -323,6 +333,7 @@ class World:
         if worker is not None and worker.engine:
             running = frozenset(key.ref for key in worker.engine)
             worker.engine.clear()
+            worker.pipe.clear()  # what the host had not read of the dead process is gone with it
             worker.do(worker.shard.engine_died(running, self.now_ms))
 
     def reply_arrives(self) -> None:
@@ -430,7 +441,8 @@ class World:
         self.workers, self.proposed, last.assigned = [last], last, True
         last.claim()
         for _ in range(3000):
-            self.send_lands(), self.tail_is_read(), self.record_is_read(), self.engine_steps()
+            self.send_lands(), self.tail_is_read(), self.record_is_read()
+            self.engine_steps(), self.step_arrives()
             self.usage_arrives(), self.reply_arrives(), self.commit_is_made()
             if last.shard.phase == "owning" and last.position == len(self.lane) and last.shard.settled:
                 break
