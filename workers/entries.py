@@ -35,7 +35,7 @@ from workers.engine.protocol import Emission
 class Shown(Protocol):
     """How tokens look to people. Pure: the tokenizer's answers never change."""
 
-    def render_text(self, ids: Sequence[int], stop: Sequence[str], end: str | None) -> str:
+    def render_text(self, ids: Sequence[int], stop: Sequence[str], end: ChoiceEnd | None) -> str:
         """All text that these ids have released."""
         ...
 

@@ -122,6 +122,11 @@ class Shard:
                 out.setdefault(self._reader(attempt), []).append(attempt.ref)
         return out
 
+    def expected(self, lane: Lane) -> int | None:
+        """The offset of the lane's next record; None unless owning."""
+        mark = self._lanes.get(lane)
+        return None if mark is None else mark.read_to
+
     def knows(self, lane: Lane, offset: int) -> bool:
         """Whether a record need not be prepared: it was read before, or the journal has it."""
         mark = self._lanes.get(lane)

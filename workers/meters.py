@@ -1,0 +1,65 @@
+"""What a worker measures of itself, for its signals."""
+
+from __future__ import annotations
+
+import msgspec
+
+from routing.sketch import Recorder
+from wire.clock import Clock
+from wire.messages import EngineSignal
+from workers.engine.protocol import Emission, Key, Load
+
+
+class Meters:
+    """TTFT, TBT, endings and errors since the last signal; the latest load."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._ttft, self._tbt = Recorder(), Recorder()
+        self._last_ms: dict[tuple[Key, int], float] = {}
+        self._finished = 0
+        self._errors = 0
+        self.load: Load | None = None
+        self.context_tokens: int | None = None
+
+    def emitted(self, emission: Emission, started_ms: float | None) -> None:
+        """Tokens came. `started_ms`: when the request was given to the engine, by the monotonic clock."""
+        now_ms = self._clock.monotonic_ms()
+        name = (emission.key, emission.choice)
+        last_ms = self._last_ms.get(name)
+        if last_ms is not None:
+            self._tbt.add(max(0.0, now_ms - last_ms))
+        elif started_ms is not None:
+            self._ttft.add(max(0.0, now_ms - started_ms))
+        self._errors += emission.error is not None
+        if emission.end is None and emission.error is None:
+            self._last_ms[name] = now_ms
+        else:
+            self._finished += 1
+            self._last_ms.pop(name, None)
+
+    def forget(self, alive: set[Key]) -> None:
+        """Only these run still: the others were cancelled, or their engine died."""
+        self._last_ms = {name: ms for name, ms in self._last_ms.items() if name[0] in alive}
+
+    def died(self) -> None:
+        """The engine died."""
+        self._errors += 1
+        self._last_ms.clear()
+
+    def signal(self, base: EngineSignal) -> EngineSignal:
+        """`base` with the load and what was measured since the last call."""
+        load, finished, errors = self.load, self._finished, self._errors
+        self._finished = self._errors = 0
+        return msgspec.structs.replace(
+            base,
+            kv_used_tokens=load.kv_used_tokens if load else None,
+            kv_total_tokens=load.kv_total_tokens if load else None,
+            prefill_tokens_per_s=load.prefill_tokens_per_s if load else None,
+            decode_tokens_per_s=load.decode_tokens_per_s if load else None,
+            ttft=self._ttft.take(),
+            tbt=self._tbt.take(),
+            finished=finished,
+            errors=errors,
+            context_tokens=self.context_tokens,
+        )

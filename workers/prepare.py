@@ -1,0 +1,87 @@
+"""From a Request to what an engine runs: template, tokens, and what only the model can validate. Pure."""
+
+from __future__ import annotations
+
+from wire.messages import Refusal, Request
+from workers.effects import Prepared
+from workers.engine.errors import TemplateRefused
+from workers.engine.vocabulary import Vocabulary
+
+INLINE_CHARACTERS = 4_000
+"""prompts up to this are tokenised in the event loop: cheaper than a thread's hop, and well under a step's time"""
+
+
+def prompt_characters(request: Request) -> int:
+    """How much text must be tokenised."""
+    body = request.body
+    if isinstance(body.prompt, str):
+        return len(body.prompt)
+    return sum(len(m["content"]) for m in body.messages if isinstance(m.get("content"), str))
+
+
+def prepare(request: Request, vocabulary: Vocabulary, context_tokens: int, slots: int) -> Prepared | Refusal:
+    """The prompt's tokens and how many may follow, or why the model can't run it.
+
+    `max_tokens` is an upper bound: where prompt and bound exceed the context, what the context leaves counts.
+    """
+    try:
+        prompt = _tokens(request, vocabulary)
+    except TemplateRefused as exc:
+        return _invalid(f"The model's chat template refuses these messages: {exc}", "messages")
+    param = "messages" if request.body.messages else "prompt"
+    if not prompt:
+        return _invalid("The prompt is empty; send at least one token.", param)
+    if any(not 0 <= token < vocabulary.vocab_size for token in prompt):
+        return _invalid(f"The prompt holds a token id outside 0 to {vocabulary.vocab_size - 1}.", param)
+    room = context_tokens - len(prompt)
+    if room < 1:
+        return _too_long(len(prompt), context_tokens, param)
+    if request.body.n > slots:
+        return _invalid(f"n is {request.body.n}; this model's engines run at most {slots} choices at once.", "n")
+    wanted = request.body.max_tokens
+    return Prepared(prompt=prompt, max_tokens=room if wanted is None else min(wanted, room))
+
+
+def _tokens(request: Request, vocabulary: Vocabulary) -> tuple[int, ...]:
+    body = request.body
+    if isinstance(body.prompt, tuple):
+        return body.prompt
+    if isinstance(body.prompt, str):
+        return vocabulary.encode_text(body.prompt)
+    return vocabulary.encode_chat(body.messages, body.tools)
+
+
+def _invalid(message: str, param: str) -> Refusal:
+    return Refusal(status=400, code=None, message=message, param=param)
+
+
+def _too_long(prompt_tokens: int, context_tokens: int, param: str) -> Refusal:
+    return Refusal(
+        status=400,
+        code="context_length_exceeded",
+        message=(
+            f"This model's maximum context length is {context_tokens} tokens, and the {param} take {prompt_tokens}; "
+            f"shorten them to leave room for at least one token."
+        ),
+        param=param,
+    )
+
+
+def overloaded(waiting: int) -> Refusal:
+    """The engine's queue is full; another fleet may have room."""
+    return Refusal(
+        status=429,
+        code="engine_overloaded",
+        message=f"The engine is over capacity: {waiting} requests wait already; send this one again shortly.",
+        retry_after_s=1,
+        elsewhere=True,
+    )
+
+
+DRAINING = Refusal(
+    status=503,
+    code="engine_draining",
+    message="The engine is shutting down; send the request again shortly.",
+    retry_after_s=2,
+    elsewhere=True,
+)
