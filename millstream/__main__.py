@@ -1,0 +1,3 @@
+from millstream.cli import main
+
+main()

@@ -1,0 +1,252 @@
+"""The `millstream` command. Each verb is a thin shell here; what it does is in a module of its own, imported late."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from millstream.errors import FAILED, StackError
+from wire.errors import MillstreamError
+
+F = TypeVar("F", bound=Callable[..., Any])
+STATE_VARIABLE = "MILLSTREAM_STATE_DIR"
+_INTERRUPTED = 130
+_PORT = click.IntRange(0, 65535)
+
+_state = click.option(
+    "--state",
+    "state_dir",
+    type=click.Path(path_type=Path),
+    default=Path(".millstream"),
+    envvar=STATE_VARIABLE,
+    show_default=True,
+    show_envvar=True,
+    help="Directory of the stack's state.",
+)
+_json = click.option("--json", "as_json", is_flag=True, help="For programs: JSON instead of text.")
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(package_name="millstream", message="%(version)s")
+def cli() -> None:
+    """Serve a large language model through a durable log, on this machine.
+
+    Start with `millstream up`, then `millstream chat "Hello"`.
+    """
+
+
+@cli.command()
+@click.option("--detach", "-d", is_flag=True, help="Return when it is ready; `millstream down` stops it.")
+@_state
+@click.option("--port", type=_PORT, default=8080, show_default=True, help="Port of the API; 0 = any free one.")
+@click.option("--kafka-port", type=_PORT, default=9092, show_default=True, help="Port of Kafka.")
+@click.option("--clickhouse-port", type=_PORT, default=8123, show_default=True, help="Port of ClickHouse.")
+@click.option(
+    "--engine",
+    "engine_kind",
+    type=click.Choice(["torch", "simulated"]),
+    default="torch",
+    show_default=True,
+    help="A real model, or one that only takes time, as a real one would.",
+)
+@click.option("--workers", type=click.IntRange(1, 4), default=1, show_default=True, help="Engines, one process each.")
+@click.option("--threads", type=click.IntRange(1), help="Of each engine. [default: the cores, divided]")
+@click.option("--background", is_flag=True, hidden=True)
+def up(detach: bool, background: bool, **options: Any) -> None:
+    """Start Kafka, ClickHouse, the API, a worker and the aggregators; stop them on Ctrl-C.
+
+    The first start fetches Kafka and the model. What a start leaves in the state directory, the next one finds.
+    """
+    from millstream import detached, up
+
+    wish = up.Wish(environ=dict(os.environ), **options)
+    if detach:
+        _exit(detached.start(wish, _say, click.echo))
+    _run(up.run(wish, _say, None if background else click.echo))
+
+
+@cli.command()
+@_state
+@click.option("--now", is_flag=True, help="Don't wait for running requests; a restart takes them up again.")
+def down(state_dir: Path, now: bool) -> None:
+    """Stop the stack and wait until it is gone."""
+    from millstream import detached
+
+    click.echo(detached.stop(state_dir, now=now))
+
+
+@cli.command()
+@_state
+@_json
+def status(state_dir: Path, as_json: bool) -> None:
+    """Show processes, engines, queues and backlogs. Exits with 1 when something isn't healthy."""
+    from millstream import runfile, status, status_text
+
+    report = _run(status.look(runfile.running(state_dir)))
+    click.echo(status.as_json(report) if as_json else status_text.as_text(report))
+    _exit(0 if report.healthy else FAILED)
+
+
+@cli.command()
+@click.argument("text")
+@_state
+@click.option("--model", help="[default: the one the stack serves]")
+@click.option("--system", help="A system message to go first.")
+@click.option("--max-tokens", type=click.IntRange(1), help="At most so many tokens of answer.")
+@click.option("--temperature", type=click.FloatRange(0, 2))
+@click.option("--seed", type=int, help="The same seed gives the same answer.")
+@click.option("--key", help="[default: the development key]")
+@click.option("--usage", is_flag=True, help="Show the tokens used, on stderr.")
+def chat(text: str, state_dir: Path, **options: Any) -> None:
+    """Ask the model; the answer streams to stdout. TEXT `-` reads the question from stdin."""
+    from millstream import chat
+
+    question = sys.stdin.read() if text == "-" else text
+    chat.ask(state_dir, chat.Question(text=question, **options), sys.stdout, sys.stderr)
+
+
+@cli.command()
+@_state
+@click.option("--tenant", default="dev", show_default=True)
+@click.option("--month", metavar="YYYY-MM", help="In UTC. [default: this month]")
+@_json
+def bill(state_dir: Path, tenant: str, month: str | None, as_json: bool) -> None:
+    """Show what a tenant owes for a month, to the nano-dollar."""
+    from millstream import ledger
+
+    click.echo(ledger.bill(state_dir, tenant, month, as_json=as_json))
+
+
+@cli.command()
+@click.argument("query")
+@_state
+@click.option("--format", "fmt", default="PrettyCompact", show_default=True, help="Any output format of ClickHouse.")
+@click.option("--write", is_flag=True, help="Allow statements that change something.")
+def sql(query: str, state_dir: Path, fmt: str, write: bool) -> None:
+    """Ask the ledger's ClickHouse. QUERY `-` reads the query from stdin."""
+    from millstream import ledger
+
+    query = sys.stdin.read() if query == "-" else query
+    ledger.sql(state_dir, query, fmt, write=write, out=sys.stdout.buffer)
+
+
+@cli.command()
+@_state
+@_json
+def verify(state_dir: Path, as_json: bool) -> None:
+    """Compare the journals' tokens with the ledger's, request by request. Exits with 1 where they differ."""
+    from millstream import ledger
+
+    report = _run(ledger.verify(state_dir))
+    click.echo(ledger.verdict_json(report) if as_json else ledger.verdict_text(report))
+    _exit(0 if ledger.content(report) else FAILED)
+
+
+@cli.group()
+def keys() -> None:
+    """Make, list and revoke API keys."""
+
+
+@keys.command("create")
+@_state
+@click.option("--tenant", default="dev", show_default=True, help="Who pays.")
+@click.option("--project", default="default", show_default=True)
+@click.option("--name", default="", help="To tell keys apart.")
+@click.option("--requests-per-minute", type=click.IntRange(1))
+@click.option("--tokens-per-minute", type=click.IntRange(1))
+@click.option("--concurrent", type=click.IntRange(1), help="Requests at once.")
+@click.option("--model", "models", multiple=True, help="Only this model; may be given several times.")
+def create_key(state_dir: Path, **options: Any) -> None:
+    """Make a key and print it: it is stored nowhere, and can't be shown again."""
+    from millstream import keyring
+
+    click.echo(_run(keyring.create(state_dir, **options)))
+
+
+@keys.command("list")
+@_state
+@_json
+def list_keys(state_dir: Path, as_json: bool) -> None:
+    """Show every key's id, owner and limits, never the key."""
+    from millstream import keyring
+
+    found = _run(keyring.every(state_dir))
+    click.echo(keyring.as_json(found) if as_json else keyring.as_text(found))
+
+
+@keys.command("revoke")
+@click.argument("key_id")
+@_state
+def revoke_key(key_id: str, state_dir: Path) -> None:
+    """Make a key void. KEY_ID is in `millstream keys list`; the key itself will do."""
+    from millstream import keyring
+
+    click.echo(_run(keyring.revoke(state_dir, key_id)))
+
+
+@cli.group()
+def bench() -> None:
+    """Measure on this machine. Starts stacks of its own; nothing else should run."""
+
+
+@bench.command("pipeline")
+@click.option("--requests", "count", type=click.IntRange(20), default=400, show_default=True, help="Pairs to measure.")
+@click.option("--output", type=click.Path(path_type=Path, dir_okay=False), help="Write the figures here, as JSON.")
+@_json
+def bench_pipeline(count: int, output: Path | None, as_json: bool) -> None:
+    """What HTTP and the log add to the time to first token, next to a bare trip through the same broker."""
+    from millstream.bench import pipeline
+
+    result = _run(pipeline.measure(count, _say))
+    if output is not None:
+        output.write_text(pipeline.as_json(result) + "\n")
+    click.echo(pipeline.as_json(result) if as_json else pipeline.as_text(result))
+
+
+@cli.command()
+@click.option("--requests", "count", type=click.IntRange(100), default=10_000, show_default=True)
+@click.option("--at-once", type=click.IntRange(1), default=64, show_default=True)
+@_json
+def soak(count: int, at_once: int, as_json: bool) -> None:
+    """Send many requests through a stack of its own and account for every one. Exits with 1 on any difference."""
+    from millstream.bench import soak
+
+    result = _run(soak.run(count, at_once, _say))
+    click.echo(soak.as_json(result) if as_json else soak.as_text(result))
+    _exit(0 if result.good else FAILED)
+
+
+def main() -> None:
+    """Entry point: a mistake is answered with one sentence and an exit code, never with a traceback."""
+    try:
+        cli(standalone_mode=False)
+    except click.ClickException as exc:
+        exc.show()
+        _exit(exc.exit_code)
+    except (click.Abort, KeyboardInterrupt):
+        _exit(_INTERRUPTED)
+    except MillstreamError as exc:
+        click.echo(f"millstream: {exc}", err=True)
+        _exit(exc.exit_code if isinstance(exc, StackError) else FAILED)
+    except BrokenPipeError:
+        # The reader of our output has gone (`| head`); Python would complain once more while flushing.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _exit(FAILED)
+
+
+def _say(line: str) -> None:
+    click.echo(line, err=True)
+
+
+def _run(work: Any) -> Any:
+    return asyncio.run(work)
+
+
+def _exit(code: int) -> None:
+    sys.exit(code)

@@ -1,0 +1,75 @@
+"""What a stack must find in its stores before it serves: topics, the catalogue, a key, the schema."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+from billing.store import LedgerStore
+from millstream import keys
+from millstream.stack import Stack
+from millstream.state import StateDir, write_private
+from wire import codec
+from wire.bus import Bus
+from wire.messages import Limits
+from wire.settings import Settings
+from wire.topics import CATALOGUE
+
+DEV_TENANT, DEV_PROJECT = "dev", "default"
+
+
+async def fill_log(bus: Bus, stack: Stack, state: StateDir) -> None:
+    """Make the topics, write the catalogue and the development key. Doing it again changes nothing."""
+    admin = await bus.admin()
+    try:
+        await admin.create(stack.topics())
+    finally:
+        await admin.stop()
+    await _publish_model(bus, stack)
+    await _dev_key(bus, stack.key_secret, state)
+
+
+async def apply_schema(settings: Settings) -> None:
+    """Bring ClickHouse's tables up to date."""
+    ledger = LedgerStore(settings.clickhouse)
+    try:
+        await asyncio.to_thread(ledger.apply_schema)
+    finally:
+        ledger.close()
+
+
+async def _publish_model(bus: Bus, stack: Stack) -> None:
+    model = stack.served.catalogue(_now_ms())
+    producer = await bus.producer(client_id="millstream-catalogue")
+    try:
+        await (await producer.send(CATALOGUE, codec.encode(model), key=model.name.encode(), partition=0))
+    finally:
+        await producer.stop()
+
+
+async def _dev_key(bus: Bus, secret: str, state: StateDir) -> None:
+    """See that the state directory holds a key and the log knows it; a new one if there is none or it is void."""
+    known = await keys.read_all(bus)
+    key = state.key_file.read_text().strip() if state.key_file.exists() else ""
+    found = known.get(keys.key_id_of(key) or "")
+    if found is not None and found.revoked_ms is None and found.hmac == keys.digest(secret, key):
+        return
+    if found is not None or keys.key_id_of(key) is None:
+        key = keys.new_key()
+        write_private(state.key_file, key + "\n")
+    await keys.publish(
+        bus,
+        keys.credential(
+            key,
+            secret,
+            tenant=DEV_TENANT,
+            project=DEV_PROJECT,
+            name="development key",
+            now_ms=_now_ms(),
+            limits=Limits(),
+        ),
+    )
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000

@@ -1,0 +1,76 @@
+"""`millstream bill`, `sql` and `verify`: questions to the ledger of a running stack."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from http import HTTPStatus
+from pathlib import Path
+from typing import BinaryIO
+
+import httpx
+import orjson
+
+from billing import statement
+from billing.store import LedgerStore
+from millstream import runfile
+from millstream.errors import Refused
+
+_READ_ONLY = "2"
+"""ClickHouse's `readonly`: nothing can be changed, but a query may still bring settings of its own"""
+_COUNTS = "SELECT count(), sum(completion_tokens) FROM ledger"
+_TIMEOUT = httpx.Timeout(10.0, read=300.0)
+
+
+def bill(state_dir: Path, tenant: str, month: str | None, *, as_json: bool) -> str:
+    """The statement of a tenant for a month (YYYY-MM in UTC; None = this one). BadStatement, LedgerAway."""
+    with _store(state_dir) as store:
+        owed = statement.statement(store, tenant, month or datetime.now(UTC).strftime("%Y-%m"))
+    if as_json:
+        return orjson.dumps(statement.as_json(owed), option=orjson.OPT_INDENT_2).decode()
+    return statement.as_text(owed).rstrip("\n")
+
+
+def sql(state_dir: Path, query: str, fmt: str, *, write: bool, out: BinaryIO) -> None:
+    """Stream a query's result to `out`. Refused with ClickHouse's own words when it says no."""
+    run = runfile.running(state_dir)
+    params = {"database": run.settings().clickhouse.database, "default_format": fmt}
+    if not write:
+        params["readonly"] = _READ_ONLY
+    try:
+        with (
+            httpx.Client(timeout=_TIMEOUT, trust_env=False) as client,
+            client.stream("POST", run.clickhouse_url, params=params, content=query.encode()) as response,
+        ):
+            if response.status_code != HTTPStatus.OK:
+                response.read()
+                raise Refused(f"ClickHouse answers: {_reason(response.text, write=write)}")
+            for piece in response.iter_raw():
+                out.write(piece)
+    except httpx.HTTPError as exc:
+        raise Refused(f"ClickHouse at {run.clickhouse_url} can't be reached ({exc}); see `millstream status`") from exc
+    out.flush()
+
+
+def counts(state_dir: Path) -> tuple[int, int]:
+    """Lines of the ledger, and their completion tokens."""
+    out = io.BytesIO()
+    sql(state_dir, _COUNTS, "TabSeparated", write=False, out=out)
+    lines, tokens = out.getvalue().split()
+    return int(lines), int(tokens)
+
+
+def _reason(text: str, *, write: bool) -> str:
+    first = (text.strip().splitlines() or ["nothing"])[0][:1000]
+    return f"{first}; statements that change something need --write" if "READONLY" in first and not write else first
+
+
+@contextmanager
+def _store(state_dir: Path) -> Iterator[LedgerStore]:
+    store = LedgerStore(runfile.running(state_dir).settings().clickhouse)
+    try:
+        yield store
+    finally:
+        store.close()

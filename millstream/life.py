@@ -1,0 +1,176 @@
+"""One life of a stack: brought up in the right order, kept up, taken down. Nothing outlives a start that failed.
+
+What can run side by side does: Kafka's start, ClickHouse's, and the model's conversion.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+from wire.kafka import KafkaBus
+
+from millstream import install, probes, runfile, welcome
+from millstream.errors import StartFailed
+from millstream.kafka import broker
+from millstream.model import prepare
+from millstream.paths import cache_dir
+from millstream.ports import free_port
+from millstream.runfile import Run, StackState
+from millstream.stack import Stack
+from millstream.state import StateDir
+from millstream.supervise import Child, Probe, Supervisor
+from wire.bus import Record
+from wire.follow import Tail
+from wire.messages import EngineSignal, Signal
+from wire.topics import SIGNALS
+
+Say = Callable[[str], None]
+
+
+class Life:
+    """A stack that runs until SIGINT, SIGTERM or SIGHUP; a second signal hurries."""
+
+    def __init__(self, stack: Stack, state: StateDir, say: Say, announce: Callable[[Run], None]) -> None:
+        self._stack = stack
+        self._state = state
+        self._say = say
+        self._announce = announce
+        self._bus = KafkaBus(stack.settings().cluster)
+        self._engines: dict[str, EngineSignal] = {}
+        self._signals: Tail[Signal] = Tail(self._bus, SIGNALS, Signal, self._heard, dead=_not_mine)
+        self._supervisor = Supervisor(state.log, self._write)
+        self._stop, self._hurry = asyncio.Event(), asyncio.Event()
+        self._run = welcome.first_run(stack, os.getpid())
+
+    async def run(self) -> None:
+        """Start everything, say so, wait for the signal, stop everything. StartFailed, or what else went wrong."""
+        self._listen()
+        self._write()
+        starting = asyncio.create_task(self._start(), name="start")
+        stopping = asyncio.create_task(self._stop.wait(), name="stop")
+        try:
+            await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            if not starting.done():
+                raise StartFailed("stopped before it was ready, as a signal asked")
+            await starting
+            self._enter("ready")
+            self._announce(self._run)
+            await stopping
+        finally:
+            await self._end(starting, stopping)
+
+    def _listen(self) -> None:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            loop.add_signal_handler(number, self._asked_to_stop)
+
+    def _asked_to_stop(self) -> None:
+        if self._stop.is_set():
+            self._hurry.set()
+        self._stop.set()
+
+    async def _end(self, *tasks: asyncio.Task[object]) -> None:
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+        self._enter("stopping")
+        self._say("stopping; once more hurries")
+        await self._signals.stop()
+        await self._supervisor.stop(self._stack.stop_order(), self._hurry)
+        self._state.run_file.unlink(missing_ok=True)
+        self._say("stopped")
+
+    async def _start(self) -> None:
+        """Start everything. The first thing that fails fails the start."""
+        async with _FirstFailure() as group:
+            log = group.create_task(self._log())
+            model = group.create_task(self._model())
+            store = group.create_task(self._store())
+            self._start_after(group, self._stack.ingress(), probes.ingress(self._run), log)
+            self._start_after(group, self._stack.control(), probes.lives(), log)
+            self._start_after(group, self._stack.ledger(), probes.lives(), log, store)
+            group.create_task(self._work(log, model))
+        await probes.first_route(self._run)
+
+    def _start_after(self, group: asyncio.TaskGroup, child: Child, probe: Probe, *first: asyncio.Task[object]) -> None:
+        async def start() -> None:
+            for task in first:
+                await task
+            await self._ready(child, probe)
+
+        group.create_task(start(), name=child.name)
+
+    async def _log(self) -> None:
+        """Kafka, with everything in it that the processes expect to find."""
+        jar_dir = await asyncio.to_thread(broker.jars, cache_dir(), self._say)
+        config = broker.BrokerConfig(
+            data_dir=self._state.kafka / "data", port=self._stack.kafka_port, controller_port=free_port()
+        )
+        await asyncio.to_thread(broker.format_storage, jar_dir, config)
+        argv = await asyncio.to_thread(broker.command, jar_dir, config)
+        await self._ready(self._stack.kafka(argv), probes.kafka(config.bootstrap))
+        await install.fill_log(self._bus, self._stack, self._state)
+        await self._signals.start()
+
+    async def _store(self) -> None:
+        """ClickHouse, with its schema."""
+        await self._ready(self._stack.clickhouse(), probes.clickhouse(self._run))
+        await install.apply_schema(self._stack.settings())
+
+    async def _model(self) -> Path | None:
+        """The converted model's directory; None where the engine needs none."""
+        if self._stack.served.engine_kind == "simulated":
+            return None
+        return await asyncio.to_thread(prepare, cache_dir(), self._say)
+
+    async def _work(self, log: asyncio.Task[None], model: asyncio.Task[Path | None]) -> None:
+        await log
+        stack = replace(self._stack, served=replace(self._stack.served, directory=await model))
+        async with asyncio.TaskGroup() as group:
+            for index in range(stack.workers):
+                probe = probes.worker(self._engines, index)
+                group.create_task(self._ready(stack.worker(index), probe))
+
+    async def _ready(self, child: Child, probe: Probe) -> None:
+        began_s = time.monotonic()
+        await self._supervisor.start(child, probe).ready()
+        self._say(f"{child.name:<12} ready after {time.monotonic() - began_s:.1f} s")
+
+    def _heard(self, signal: Signal, _record: Record) -> None:
+        if isinstance(signal, EngineSignal):
+            self._engines[signal.engine] = signal
+
+    def _enter(self, state: StackState) -> None:
+        ready_ms = time.time_ns() // 1_000_000 if state == "ready" else self._run.ready_ms
+        self._run = msgspec.structs.replace(self._run, state=state, ready_ms=ready_ms)
+        self._write()
+
+    def _write(self) -> None:
+        self._run = msgspec.structs.replace(self._run, children=self._supervisor.described())
+        runfile.write(self._state, self._run)
+
+
+class _FirstFailure(asyncio.TaskGroup):
+    """A task group whose error is the first failure itself, not a group of them."""
+
+    async def __aexit__(self, *exc: object) -> None:
+        try:
+            await super().__aexit__(*exc)  # type: ignore[arg-type]
+        except BaseExceptionGroup as group:
+            raise _first(group) from None
+
+
+def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    first = group.exceptions[0]
+    return _first(first) if isinstance(first, BaseExceptionGroup) else first
+
+
+async def _not_mine(_record: Record, _why: str) -> None:
+    """What can't be decoded is reported by the parts that live on it."""

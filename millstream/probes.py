@@ -1,0 +1,105 @@
+"""Whether a process serves. For its start, when nothing it says may be older than it, and for `millstream status`."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping
+from http import HTTPStatus
+
+import httpx
+
+from millstream.errors import StartFailed
+from millstream.kafka import broker
+from millstream.runfile import HOST, Run
+from millstream.stack import engine_of
+from millstream.supervise import Probe
+from wire.messages import EngineSignal
+
+LIVES_MS = 1_000
+_HTTP_TIMEOUT_S = 2.0
+_FIRST_ROUTE_WITHIN_S = 60.0
+
+
+async def answers(url: str) -> bool:
+    """Whether a GET of `url` is answered with 200."""
+    try:
+        async with httpx.AsyncClient(timeout=_HTTP_TIMEOUT_S, trust_env=False) as client:
+            return (await client.get(url)).status_code == HTTPStatus.OK
+    except httpx.HTTPError:
+        return False
+
+
+def ready_url(run: Run) -> str:
+    """Where the ingress says whether it can take requests."""
+    return f"http://{HOST}:{run.port}/readyz"
+
+
+def health_url(run: Run) -> str:
+    return f"http://{HOST}:{run.port}/health"
+
+
+def ping_url(run: Run) -> str:
+    """Where ClickHouse says that it lives."""
+    return f"http://{HOST}:{run.clickhouse_port}/ping"
+
+
+def kafka(bootstrap: str) -> Probe:
+    async def serves(_since_ms: int) -> bool:
+        return await broker.ready(bootstrap)
+
+    return serves
+
+
+def clickhouse(run: Run) -> Probe:
+    async def serves(_since_ms: int) -> bool:
+        return await answers(ping_url(run))
+
+    return serves
+
+
+def ingress(run: Run) -> Probe:
+    async def serves(_since_ms: int) -> bool:
+        return await answers(health_url(run))
+
+    return serves
+
+
+def worker(engines: Mapping[str, EngineSignal], index: int) -> Probe:
+    """Ready when a signal of the process's own life says so: a signal of the life before it proves nothing.
+
+    `engines`: the latest signal of each, as somebody keeps it up to date.
+    """
+
+    async def serves(since_ms: int) -> bool:
+        signal = engines.get(engine_of(index))
+        return signal is not None and signal.state == "ready" and began_ms(signal.incarnation) >= since_ms
+
+    return serves
+
+
+def lives() -> Probe:
+    """For a process that answers nobody: ready when it has lived a second."""
+
+    async def serves(since_ms: int) -> bool:
+        return time.time_ns() // 1_000_000 - since_ms >= LIVES_MS
+
+    return serves
+
+
+def began_ms(incarnation: str) -> int:
+    """When the life that an incarnation names began (`wire.ids.incarnation`)."""
+    return int(incarnation[:12], 16)
+
+
+async def first_route(run: Run) -> None:
+    """Wait until the ingress knows an engine for its first request. StartFailed when it doesn't come to that."""
+    give_up = time.monotonic() + _FIRST_ROUTE_WITHIN_S
+    while time.monotonic() < give_up:
+        if await answers(ready_url(run)):
+            return
+        await asyncio.sleep(0.1)
+    raise StartFailed(
+        f"the API knows no ready engine after {_FIRST_ROUTE_WITHIN_S:.0f} s; see logs/ingress.log and logs/control.log"
+        f" below {run.state_dir}"
+    )

@@ -1,0 +1,229 @@
+"""`millstream status`: what runs, whether it is well, and what waits."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, TypeVar
+
+import msgspec
+from wire.kafka import KafkaBus
+
+from millstream import observe, probes
+from millstream.kafka import broker
+from millstream.observe import Backlog, Seen
+from millstream.runfile import HOST, ChildRun, Run, alive
+from millstream.stack import CLICKHOUSE, CONTROL, INGRESS, KAFKA, REGION
+from millstream.state import StateDir
+from wire.errors import BusError
+from wire.fleet import Fleet
+from wire.messages import EngineSignal, Model, Snapshot
+
+Health = Literal["ok", "starting", "down", "unwell"]
+T = TypeVar("T")
+
+FRESH_MS = 5_000
+"""an engine that hasn't signalled for longer, or weights that are older, are stale"""
+LEDGER_GROUP = "ledger"
+_ASK_WITHIN_S = 8.0
+
+
+class ProcessStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """One process."""
+
+    name: str
+    pid: int | None
+    health: Health
+    why: str
+    """what is wrong; "" when nothing is"""
+    uptime_s: float | None
+    restarts: int
+    log: str
+
+
+class EngineStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """One engine, by its latest signal."""
+
+    name: str
+    state: str
+    shards: tuple[int, ...]
+    running: int
+    queued: int
+    slots: int
+    weight: float | None
+    """the share of the model's new requests; None = in no snapshot"""
+    age_ms: int
+
+
+class BacklogStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """Records that a consumer group hasn't dealt with yet."""
+
+    name: str
+    records: int
+
+
+class Report(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything `status` shows."""
+
+    healthy: bool
+    state: str
+    base_url: str
+    model: str
+    uptime_s: float
+    processes: tuple[ProcessStatus, ...]
+    engines: tuple[EngineStatus, ...]
+    queues: tuple[BacklogStatus, ...]
+    """by fleet: requests that no worker has taken on"""
+    ledger_lag: int | None
+    """usage records not in the ledger yet; None while Kafka is away"""
+    storage_bytes: dict[str, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FromLog:
+    """What only the log can tell."""
+
+    seen: Seen
+    queues: tuple[Backlog, ...]
+    ledger: Backlog
+
+
+async def look(run: Run) -> Report:
+    """Ask everything that runs how it is, at the same time."""
+    clickhouse, ingress, kafka, log = await asyncio.gather(
+        probes.answers(probes.ping_url(run)),
+        probes.answers(probes.ready_url(run)),
+        broker.ready(f"{HOST}:{run.kafka_port}"),
+        _in_time(_from_log(run)),
+    )
+    now_ms = time.time_ns() // 1_000_000
+    wrong = {
+        KAFKA: "" if kafka else "doesn't answer",
+        CLICKHOUSE: "" if clickhouse else "doesn't answer",
+        INGRESS: "" if ingress else "can't take requests",
+        **({} if log is None else {CONTROL: _control_wrong(log.seen.snapshots, run, now_ms)}),
+    }
+    return report(run, log, wrong, storage(StateDir(Path(run.state_dir))), now_ms)
+
+
+def report(run: Run, log: FromLog | None, wrong: dict[str, str], storage_bytes: dict[str, int], now_ms: int) -> Report:
+    """What was found, put together. Healthy = everything runs, answers and is fresh. Pure but for `alive`."""
+    engines = () if log is None else engine_statuses(log.seen.engines, log.seen.snapshots, now_ms)
+    for engine in engines:
+        stale = engine.age_ms > FRESH_MS
+        worker = engine.name.replace("engine", "worker")
+        wrong.setdefault(worker, f"no signal for {engine.age_ms / 1000:.0f} s" if stale else "")
+    processes = tuple(process_status(child, wrong.get(child.name, ""), now_ms) for child in run.children)
+    return Report(
+        healthy=run.state == "ready" and bool(processes) and all(one.health == "ok" for one in processes),
+        state=run.state,
+        base_url=run.base_url,
+        model=run.model,
+        uptime_s=(now_ms - run.started_ms) / 1000,
+        processes=processes,
+        engines=engines,
+        queues=() if log is None else tuple(BacklogStatus(name=q.group, records=q.records) for q in log.queues),
+        ledger_lag=None if log is None else log.ledger.records,
+        storage_bytes=storage_bytes,
+    )
+
+
+def process_status(child: ChildRun, wrong: str, now_ms: int) -> ProcessStatus:
+    """A child's health: it lives, has been ready, and nothing is wrong with what it says."""
+    lives = alive(child.pid, child.created_s)
+    health: Health = "ok"
+    if not lives:
+        health, wrong = "down", f"not running ({child.state})"
+    elif child.state != "ready":
+        health, wrong = "starting", child.state
+    elif wrong:
+        health = "unwell"
+    return ProcessStatus(
+        name=child.name,
+        pid=child.pid if lives else None,
+        health=health,
+        why=wrong,
+        uptime_s=(now_ms - child.started_ms) / 1000 if lives and child.started_ms is not None else None,
+        restarts=child.restarts,
+        log=child.log,
+    )
+
+
+def engine_statuses(
+    engines: dict[str, EngineSignal], snapshots: dict[str, Snapshot], now_ms: int
+) -> tuple[EngineStatus, ...]:
+    """Engines by name, with their share of the weights."""
+    weights: dict[str, float] = {}
+    for snapshot in snapshots.values():
+        for route in snapshot.routes:
+            weights[route.engine] = weights.get(route.engine, 0.0) + route.weight
+    return tuple(
+        EngineStatus(
+            name=name,
+            state=signal.state,
+            shards=signal.shards,
+            running=signal.running,
+            queued=signal.queued_requests,
+            slots=signal.slots,
+            weight=weights.get(name),
+            age_ms=max(0, now_ms - signal.at_ms),
+        )
+        for name, signal in sorted(engines.items())
+    )
+
+
+def storage(state: StateDir) -> dict[str, int]:
+    """Bytes on disk by part of the state directory."""
+    parts = {"kafka": state.kafka, "clickhouse": state.clickhouse, "logs": state.logs}
+    return {name: sum(_size(file) for file in part.rglob("*")) for name, part in parts.items()}
+
+
+def _size(file: Path) -> int:
+    try:
+        return file.stat().st_size if file.is_file() else 0
+    except OSError:
+        return 0  # the log cleaner took it away just now
+
+
+def _control_wrong(snapshots: dict[str, Snapshot], run: Run, now_ms: int) -> str:
+    snapshot = snapshots.get(run.model)
+    if snapshot is None:
+        return "has published no weights"
+    age_ms = now_ms - snapshot.created_ms
+    return f"weights are {age_ms / 1000:.0f} s old" if age_ms > FRESH_MS else ""
+
+
+async def _in_time(work: Awaitable[T]) -> T | None:
+    try:
+        return await asyncio.wait_for(work, _ASK_WITHIN_S)
+    except (TimeoutError, BusError):
+        return None
+
+
+async def _from_log(run: Run) -> FromLog:
+    bus = KafkaBus(run.settings().cluster)
+    seen = await observe.look(bus, time.time_ns() // 1_000_000)
+    return FromLog(
+        seen=seen,
+        queues=await observe.fleet_backlogs(bus, fleets(seen.models)),
+        ledger=await observe.ledger_backlog(bus, LEDGER_GROUP),
+    )
+
+
+def fleets(models: dict[str, Model]) -> tuple[Fleet, ...]:
+    """Every fleet of the catalogue in this region."""
+    return tuple(
+        Fleet(REGION, pool, model.slug, version.version, version.numerics)
+        for model in models.values()
+        for version in model.versions
+        for pool in version.pools
+        if REGION in version.regions
+    )
+
+
+def as_json(found: Report) -> str:
+    """For programs."""
+    return msgspec.json.format(msgspec.json.encode(found), indent=2).decode()

@@ -1,0 +1,87 @@
+"""`millstream up`: everything that is checked before anything is started, and then one life of a stack."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from millstream import runfile, welcome
+from millstream.kafka import broker
+from millstream.life import Life, Say
+from millstream.ports import Wanted, settle
+from millstream.runfile import Run
+from millstream.stack import EngineKind, Stack, served_of
+from millstream.state import StateDir, locked, open_state, secret
+from millstream.supervise import kill_group
+
+_REMNANTS_END_WITHIN_S = 5.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wish:
+    """What the user asked for."""
+
+    state_dir: Path
+    port: int = 8080
+    kafka_port: int = 9092
+    clickhouse_port: int = 8123
+    engine_kind: EngineKind = "torch"
+    workers: int = 1
+    threads: int | None = None
+    environ: Mapping[str, str]
+
+
+async def run(wish: Wish, say: Say, announce: Callable[[str], None] | None) -> None:
+    """Run a stack until a signal ends it (see Life). `announce` gets the block to paste from, when it is ready."""
+
+    def ready(run: Run) -> None:
+        if announce is not None:
+            announce(welcome.ready_text(run, state, detached=False))
+
+    state = open_state(wish.state_dir)
+    with locked(state):
+        _end_remnants(state, say)
+        await Life(plan(wish, state), state, say, ready).run()
+
+
+def plan(wish: Wish, state: StateDir) -> Stack:
+    """The stack to run, once everything that can be checked without starting anything has been."""
+    broker.java()
+    stack = Stack(
+        state_dir=state.path,
+        port=wish.port,
+        kafka_port=wish.kafka_port,
+        clickhouse_port=wish.clickhouse_port,
+        key_secret=secret(state),
+        served=served_of(wish.engine_kind),
+        workers=wish.workers,
+        threads=wish.threads or max(1, (os.cpu_count() or 1) // wish.workers),
+        environ=wish.environ,
+    )
+    stack.settings()
+    port, kafka_port, clickhouse_port = settle(
+        (
+            Wanted(wish.port, "the API", "--port"),
+            Wanted(wish.kafka_port, "Kafka", "--kafka-port"),
+            Wanted(wish.clickhouse_port, "ClickHouse", "--clickhouse-port"),
+        )
+    )
+    return replace(stack, port=port, kafka_port=kafka_port, clickhouse_port=clickhouse_port)
+
+
+def _end_remnants(state: StateDir, say: Say) -> None:
+    """End what a supervisor that was killed left behind; the kernel does so by itself where it can (Linux)."""
+    old = runfile.read(state)
+    if old is None:
+        return
+    left = runfile.remnants(old)
+    for child in left:
+        say(f"{child.name} still runs from a start that was killed; ending it")
+        kill_group(child.pid or 0)
+    give_up = time.monotonic() + _REMNANTS_END_WITHIN_S
+    while runfile.remnants(old) and time.monotonic() < give_up:
+        time.sleep(0.05)
+    state.run_file.unlink(missing_ok=True)
