@@ -98,6 +98,10 @@ class Engine(Protocol):
         """Forget a sequence; its slot is free before the next step, and nothing of it is emitted any more."""
         ...
 
+    def drop(self, shard: int, epoch: int) -> None:
+        """Forget every sequence of an epoch, as `cancel` does."""
+        ...
+
     def step(self) -> Seq[Emission]:
         """Run one step. Empty when there was nothing to do, or only prefill was done."""
         ...

@@ -1,0 +1,25 @@
+"""What can go wrong in and around an engine."""
+
+from __future__ import annotations
+
+from wire.errors import MillstreamError
+
+
+class EngineError(MillstreamError):
+    """Root of the errors of engines, tokenizers and models."""
+
+
+class TemplateRefused(EngineError):
+    """The model's chat template doesn't take these messages; the message is the template's own."""
+
+
+class ModelUnusable(EngineError):
+    """A model directory is missing, broken or of a kind this engine can't run; says what to do."""
+
+
+class SequenceRefused(EngineError):
+    """A sequence can't run on this engine, whatever the load; holds no content of the request."""
+
+
+class EngineGone(EngineError):
+    """The engine process ended before it was ready; holds its exit status and last words."""

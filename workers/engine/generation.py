@@ -1,0 +1,80 @@
+"""One choice of a request while it runs: its tokens, its text, and when it ends. Pure."""
+
+from __future__ import annotations
+
+from wire.messages import ChoiceEnd, Logprob
+from workers.engine.protocol import Emission, Restored, Sequence
+from workers.engine.text import TextStream
+from workers.engine.vocabulary import Vocabulary
+
+
+class Generation:
+    """A choice that hasn't ended. `ids` holds what it generated, in this engine's life or before."""
+
+    __slots__ = ("_eos_ids", "_text", "choice", "computed", "ids", "sequence", "slot")
+
+    def __init__(self, sequence: Sequence, choice: int, vocabulary: Vocabulary) -> None:
+        restored = sequence.restored[choice] if sequence.restored else Restored(())
+        self.sequence = sequence
+        self.choice = choice
+        self.ids = list(restored.ids)
+        self.slot = -1
+        """where its KV is, once it runs"""
+        self.computed = 0
+        """tokens of prompt and choice whose KV is there"""
+        self._eos_ids = vocabulary.eos_ids
+        self._text = TextStream(vocabulary.token_bytes, sequence.stop)
+        self._text.push(self.ids)
+
+    @property
+    def known(self) -> int:
+        """Tokens of prompt and choice that there are."""
+        return len(self.sequence.prompt) + len(self.ids)
+
+    @property
+    def bars_eos(self) -> bool:
+        """Whether the next token must not end the choice."""
+        return self.sequence.ignore_eos or len(self.ids) < self.sequence.min_tokens
+
+    def complete(self) -> Emission | None:
+        """The ending of a restored choice that has all its tokens; None if it is to be run."""
+        end = self._end()
+        return None if end is None else self._emission(len(self.ids), (), self._text.finish(), None, end)
+
+    def take(self, token: int, logprob: Logprob | None) -> Emission:
+        """Go on by the token that was drawn."""
+        first = len(self.ids)
+        if token in self._eos_ids:
+            return self._emission(first, (), self._text.finish(), None, "stop")
+        self.ids.append(token)
+        text = self._text.push((token,))
+        end = self._end()
+        if end is not None:
+            text += self._text.finish()
+        return self._emission(first, (token,), text, logprob, end)
+
+    def fail(self, why: str) -> Emission:
+        """Give the request up."""
+        return Emission(self.sequence.key, self.choice, len(self.ids), (), "", error=why)
+
+    def _end(self) -> ChoiceEnd | None:
+        if self._text.stopped:
+            return "stop"
+        return "length" if len(self.ids) >= self.sequence.max_tokens else None
+
+    def _emission(
+        self, first: int, ids: tuple[int, ...], text: str, logprob: Logprob | None, end: ChoiceEnd | None
+    ) -> Emission:
+        logprobs = None
+        if self.sequence.logprobs is not None:
+            logprobs = () if logprob is None else (logprob,)
+        return Emission(self.sequence.key, self.choice, first, ids, text, logprobs, end)
+
+
+def open_generations(sequence: Sequence, vocabulary: Vocabulary) -> list[Generation]:
+    """The choices of a request that have yet to run."""
+    return [
+        Generation(sequence, choice, vocabulary)
+        for choice in range(sequence.n)
+        if not sequence.restored or sequence.restored[choice].end is None
+    ]
