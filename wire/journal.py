@@ -91,6 +91,8 @@ class Fold:
     def __init__(self, epoch: int | None = None) -> None:
         self.epoch = epoch
         self.attempts: dict[Ref, Attempt] = {}
+        self.open: dict[Ref, Attempt] = {}
+        """those without a Finish, in the order in which they began"""
         self._inferred = False
 
     def apply(self, offset: int, record: Journal) -> Attempt | None:
@@ -122,17 +124,19 @@ class Fold:
     def forget(self, ref: Ref) -> None:
         """Drop an attempt that isn't needed any more."""
         self.attempts.pop(ref, None)
+        self.open.pop(ref, None)
 
     def _counts(self, epoch: int) -> bool:
         if self.epoch is None or (self._inferred and epoch > self.epoch):
             self.epoch, self._inferred = epoch, True
             self.attempts.clear()
+            self.open.clear()
         return epoch == self.epoch
 
     def _begin(self, offset: int, record: Begin) -> None:
         if record.ref in self.attempts:
             raise JournalBroken(f"request {record.ref} begins twice, again at offset {offset}")
-        self.attempts[record.ref] = Attempt(
+        self.attempts[record.ref] = self.open[record.ref] = Attempt(
             begin=record,
             begin_offset=offset,
             oldest_offset=offset,
@@ -152,6 +156,8 @@ class Fold:
         attempt = self.attempts.get(ref)
         if attempt is None:
             attempt = self.attempts[ref] = _carried(offset, record)
+            if attempt.finish is None:
+                self.open[ref] = attempt
         elif attempt.spans() != record.spans:
             raise JournalBroken(f"request {ref} is carried at offset {offset} with other tokens than it had")
         attempt.oldest_offset, attempt.oldest_epoch, attempt.oldest_ms = offset, record.epoch, record.at_ms
@@ -168,6 +174,7 @@ class Fold:
                 f" the journal holds {attempt.completion_tokens}"
             )
         attempt.finish, attempt.finish_offset = record, offset
+        del self.open[record.ref]
         return attempt
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from wire.fleet import Fleet
 from wire.journal import Attempt
@@ -103,15 +103,14 @@ class Identity:
     shard: int
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class Pending:
     """An Append on its way, and what may leave once it is acknowledged (R2)."""
 
-    offset: int | None
-    """None for a Claim: its offset becomes the epoch"""
+    offset: int
     replies: list[tuple[ReplyTo, Entry]]
-    usages: list[Ref]
-    passed: list[tuple[Lane, int]]
+    usages: list[Ref] = field(default_factory=list)
+    passed: list[tuple[Lane, int]] = field(default_factory=list)
     """(lane, offset) of records whose effect this makes durable"""
     carried: Ref | None = None
     """the attempt whose older records aren't needed once this is acknowledged"""

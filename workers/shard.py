@@ -5,14 +5,13 @@ Records and events in, effects out (`workers.effects`); nothing here waits, read
 
     idle ─claim→ claiming ─appended→ reading ─tail_read→ owning ─(gap, failed send)→ idle, Reclaim
 
-The state is the fold of the journal as this owner has appended it. Offsets are predicted: as only owners write, the
-record after offset k gets k + 1. An acknowledgement that says otherwise, or a send that failed, means that somebody
-else may own the shard: everything that wasn't acknowledged is dropped unseen (R2, R3).
+The state is the fold of the journal as this owner has appended it (`workers.appender`). An acknowledged offset that
+isn't the next one, or a send that failed, means that somebody else may own the shard: everything that wasn't
+acknowledged is dropped unseen (R2, R3).
 """
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterable
 from typing import Literal
 
@@ -23,7 +22,6 @@ from wire.messages import (
     Begin,
     Cancel,
     CancelReason,
-    Carry,
     Claim,
     Crash,
     Entry,
@@ -41,13 +39,13 @@ from wire.messages import (
     ref_offset,
     request_ref,
 )
+from workers.appender import Appender
 from workers.effects import (
     Append,
     Effect,
     Halt,
     HaltAll,
     Identity,
-    Pending,
     Prepared,
     ReadTail,
     Reclaim,
@@ -57,11 +55,8 @@ from workers.effects import (
 )
 from workers.engine.protocol import Emission
 from workers.entries import Shown, View, frames, overall, span_of, stripped
-from workers.watermark import Hint, Watermark
+from workers.watermark import Watermark
 
-CARRY_AFTER_MS = 5 * 60_000
-CARRY_AFTER_BYTES = 64 * 1024 * 1024
-"""R5: what is still needed and older than this is journaled again whole, so that a takeover reads a bounded tail"""
 REMEMBER_MS = 60_000
 """how long a finished attempt can still be attached to without reading the journal"""
 DEATHS_TO_END = 3
@@ -86,17 +81,12 @@ class Shard:
         self._reset()
 
     def _reset(self) -> None:
-        self._fold = Fold()
-        self._pending: deque[Pending] = deque()
-        self._next_offset = 0
+        self._log: Appender | None = None
         self._lanes: dict[Lane, Watermark] = {}
         self._by_id: dict[tuple[str, int], Ref] = {}
         self._early_cancels: dict[tuple[str, int], tuple[Cancel, Lane, int]] = {}
         self._unsent_usage: set[Ref] = set()
         self._redirected: dict[Ref, ReplyTo] = {}
-        self._before_carry: dict[Ref, Hint] = {}
-        self._appended_bytes = 0
-        self._oldest_bytes: dict[Ref, int] = {}
 
     # ------------------------------------------------------------ what the shell asks
 
@@ -107,12 +97,13 @@ class Shard:
     @property
     def open_attempts(self) -> list[Attempt]:
         """Attempts without an ending, in the order in which they began."""
-        return [a for a in self._fold.attempts.values() if a.finish is None]
+        return [] if self._log is None else list(self._log.fold.open.values())
 
     @property
     def settled(self) -> bool:
         """Nothing is open, on its way to the journal, or owed to the ledger."""
-        return not (self.open_attempts or self._pending or self._unsent_usage)
+        on_its_way = self._log is not None and self._log.latest is not None
+        return not (self.open_attempts or on_its_way or self._unsent_usage)
 
     def readers(self) -> dict[ReplyTo, list[Ref]]:
         """Who reads the open attempts that end when nobody reads them any more (R4)."""
@@ -130,7 +121,7 @@ class Shard:
     def knows(self, lane: Lane, offset: int) -> bool:
         """Whether a record need not be prepared: it was read before, or the journal has it."""
         mark = self._lanes.get(lane)
-        return mark is None or offset < mark.read_to or request_ref(lane, offset) in self._fold.attempts
+        return mark is None or offset < mark.read_to or request_ref(lane, offset) in self._attempts
 
     def commits(self) -> dict[Lane, Commit] | None:
         """What the group may be told now; None unless owning. Both lanes go together, with one hint.
@@ -140,18 +131,10 @@ class Shard:
         Request a reader of this commit would read again, and those that a reader may still attach to. So whoever takes
         over finds each Request in the journal's tail or still unread (R5).
         """
-        if self.phase != "owning":
+        if self._log is None:
             return None
-        metadata = str(self._hint())
+        metadata = str(self._log.hint())
         return {lane: Commit(offset=mark.committable, metadata=metadata) for lane, mark in self._lanes.items()}
-
-    def _hint(self) -> Hint:
-        acknowledged = self._pending[0].offset if self._pending else self._next_offset
-        hints = [Hint(self._next_offset if acknowledged is None else acknowledged, self._epoch())]
-        for attempt in self._fold.attempts.values():
-            durable = self._before_carry.get(attempt.ref)
-            hints.append(durable or Hint(attempt.oldest_offset, attempt.oldest_epoch))
-        return min(hints, key=lambda hint: hint.offset)
 
     def _needed(self, attempt: Attempt) -> bool:
         if attempt.finish is None or attempt.ref in self._unsent_usage:
@@ -164,7 +147,6 @@ class Shard:
         """Start a term: write a Claim."""
         effects = self.release()
         self.phase, self._fingerprint = "claiming", fingerprint
-        self._pending.append(Pending(offset=None, replies=[], usages=[], passed=[]))
         claim = Claim(
             engine=self.identity.engine,
             incarnation=self.identity.incarnation,
@@ -186,21 +168,19 @@ class Shard:
         """The oldest Append on its way was acknowledged at `offset`."""
         if term != self._term:
             return []
-        pending = self._pending.popleft()
-        if pending.offset is None:
+        if self._log is None:
             return self._claimed(offset)
-        if offset != pending.offset:
+        released = self._log.acknowledged(offset)
+        if released is None:
             return self._lost()
-        for lane, passed in pending.passed:
+        for lane, passed in released.passed:
             self._lanes[lane].passed(passed)
-        if pending.carried is not None:
-            self._before_carry.pop(pending.carried, None)
-        return [*frames(pending.replies), *(self._send_usage(ref) for ref in pending.usages)]
+        return [*frames(released.replies), *(self._send_usage(ref) for ref in released.usages)]
 
     def _claimed(self, offset: int) -> list[Effect]:
         if offset < 0:
             return self._lost()
-        self.phase, self.epoch, self._next_offset = "reading", offset, offset + 1
+        self.phase, self.epoch = "reading", offset
         return [ReadTail(term=self._term, until=offset)]
 
     def append_failed(self, term: Term) -> list[Effect]:
@@ -220,13 +200,12 @@ class Shard:
         `sizes_bytes`: how much of the tail lies after each attempt's oldest record. `starts`: the committed offset of
         each lane, from which its records will come.
         """
-        if term != self._term or self.phase != "reading":
+        if term != self._term or self.epoch is None:
             return []
         if fold.epoch != self.epoch:  # the commit is of a later owner: the Claim lies before where the tail starts
             return self._lost()
-        self.phase, self._fold = "owning", fold
+        self.phase, self._log = "owning", Appender(term, self.epoch, fold, sizes_bytes)
         self._lanes = {lane: Watermark(start) for lane, start in starts.items()}
-        self._oldest_bytes = {ref: -size for ref, size in sizes_bytes.items()}
         effects: list[Effect] = []
         for attempt in list(fold.attempts.values()):
             request = attempt.begin.request
@@ -249,7 +228,7 @@ class Shard:
 
     def _run(self, attempt: Attempt, prepared: Prepared | None = None) -> Run:
         return Run(
-            epoch=self._epoch(),
+            epoch=self._owned.epoch,
             attempt=attempt,
             prepared=prepared,
             alone=attempt.crashes >= DEATHS_TO_ISOLATE,
@@ -264,7 +243,7 @@ class Shard:
         if not self._read(lane, offset):
             return []
         ref, name = request_ref(lane, offset), (request.request_id, request.attempt)
-        if ref in self._fold.attempts or name in self._by_id:
+        if ref in self._attempts or name in self._by_id:
             return self._pass(lane, offset)
         if name in self._early_cancels:
             cancel, cancel_lane, cancel_offset = self._early_cancels.pop(name)
@@ -281,21 +260,21 @@ class Shard:
 
     def _begin(self, ref: Ref, request: Request, prepared: Prepared, now_ms: int) -> list[Effect]:
         append = self._append_begin(ref, request, len(prepared.prompt), prepared.cached_tokens, now_ms)
-        attempt = self._fold.attempts[ref]
-        self._pending[-1].replies.append((request.reply, self._view.accepted(attempt)))
+        attempt = self._attempts[ref]
+        self._leave_with_latest([(request.reply, self._view.accepted(attempt))])
         return [append, self._run(attempt, prepared)]
 
     def _turn_away(
         self, ref: Ref, request: Request, reason: FinishReason, refusal: Refusal | None, now_ms: int
     ) -> list[Effect]:
         begin = self._append_begin(ref, stripped(request), 0, 0, now_ms)
-        return [begin, *self._finish(self._fold.attempts[ref], reason, now_ms, refusal=refusal)]
+        return [begin, *self._finish(self._attempts[ref], reason, now_ms, refusal=refusal)]
 
     def _append_begin(self, ref: Ref, request: Request, prompt_tokens: int, cached_tokens: int, now_ms: int) -> Append:
         self._by_id[request.request_id, request.attempt] = ref
         return self._append(
             Begin(
-                epoch=self._epoch(),
+                epoch=self._owned.epoch,
                 ref=ref,
                 request=request,
                 prompt_tokens=prompt_tokens,
@@ -318,7 +297,7 @@ class Shard:
                 self._early_cancels[name] = (cancel, lane, offset)
                 return []
             return self._pass(lane, offset)
-        attempt = self._fold.attempts[ref]
+        attempt = self._attempts[ref]
         effects: list[Effect] = []
         if attempt.finish is None:
             effects = self._finish(attempt, _CANCEL_ENDS[cancel.reason], now_ms, halt=True)
@@ -332,9 +311,9 @@ class Shard:
         self._pass(lane, offset)
         ref = self._by_id.get((attach.request_id, attach.attempt))
         if ref is None:
-            return self._after_pending([(attach.reply, self._view.unknown(attach))])
+            return self._leave_with_latest([(attach.reply, self._view.unknown(attach))])
         self._redirected[ref] = attach.reply
-        return self._after_pending(self._everything(self._fold.attempts[ref]))
+        return self._leave_with_latest(self._everything(self._attempts[ref]))
 
     def skip(self, lane: Lane, offset: int) -> None:
         """A record that can't be decoded was read (and sent to `dead`)."""
@@ -346,8 +325,9 @@ class Shard:
 
     def _pass(self, lane: Lane, offset: int) -> list[Effect]:
         # Its effect rests on what was appended up to now, so it is durable when the last of that is.
-        if self._pending:
-            self._pending[-1].passed.append((lane, offset))
+        latest = self._owned.latest
+        if latest is not None:
+            latest.passed.append((lane, offset))
         else:
             self._lanes[lane].passed(offset)
         return []
@@ -372,8 +352,8 @@ class Shard:
             touched[attempt.ref] = attempt
         effects: list[Effect] = []
         if spans:
-            record = Tokens(epoch=self._epoch(), spans=tuple(spans), at_ms=now_ms)
-            effects.append(self._append(record, replies=replies))
+            record = Tokens(epoch=self._owned.epoch, spans=tuple(spans), at_ms=now_ms)
+            effects.append(self._append(record, replies))
         for attempt in touched.values():
             if attempt.ended:
                 effects += self._finish(attempt, self._overall(attempt), now_ms)
@@ -386,12 +366,12 @@ class Shard:
         # What the engine still says of a former epoch, or of a request that was cancelled meanwhile, is dropped.
         if self.phase != "owning" or emission.key.epoch != self.epoch:
             return None
-        attempt = self._fold.attempts.get(emission.key.ref)
+        attempt = self._attempts.get(emission.key.ref)
         return attempt if attempt is not None and attempt.finish is None else None
 
     def failed(self, epoch: int, ref: Ref, error: str, now_ms: int) -> list[Effect]:
         """A request that was taken over can't be run here after all."""
-        attempt = self._fold.attempts.get(ref)
+        attempt = self._attempts.get(ref)
         if self.phase != "owning" or epoch != self.epoch or attempt is None or attempt.finish is not None:
             return []
         return self._finish(attempt, "error", now_ms, error=error, halt=True)
@@ -406,7 +386,7 @@ class Shard:
         suspects = tuple(a.ref for a in self.open_attempts if a.ref in running)
         effects: list[Effect] = []
         if suspects:
-            effects.append(self._append(Crash(epoch=self._epoch(), refs=suspects, at_ms=now_ms)))
+            effects.append(self._append(Crash(epoch=self._owned.epoch, refs=suspects, at_ms=now_ms)))
         for attempt in self.open_attempts:
             if attempt.crashes >= DEATHS_TO_END:
                 effects += self._finish_died(attempt, now_ms)
@@ -425,11 +405,11 @@ class Shard:
         if self.phase != "owning":
             return []
         effects: list[Effect] = []
-        for attempt in list(self._fold.attempts.values()):
+        for attempt in list(self._attempts.values()):
             if attempt.finish is None and now_ms > attempt.begin.request.deadline_ms:
                 effects += self._finish(attempt, "timeout", now_ms, halt=True)
             elif self._needed(attempt):
-                effects += self._carry(attempt, now_ms)
+                effects += [self._owned.carry(attempt, now_ms)] if self._owned.is_old(attempt, now_ms) else []
             elif attempt.finish is not None and now_ms - attempt.finish.at_ms > REMEMBER_MS:
                 self._forget(attempt)
         for name, (cancel, lane, offset) in list(self._early_cancels.items()):
@@ -444,7 +424,7 @@ class Shard:
             return []
         effects: list[Effect] = []
         for ref in self.readers().get(reader, []):
-            effects += self._finish(self._fold.attempts[ref], "cancelled", now_ms, halt=True)
+            effects += self._finish(self._attempts[ref], "cancelled", now_ms, halt=True)
         return effects
 
     def usage_sent(self, term: Term, ref: Ref) -> None:
@@ -454,53 +434,29 @@ class Shard:
 
     def written(self, size_bytes: int) -> None:
         """How large the latest Append is once encoded: counts towards the next Carry."""
-        self._appended_bytes += size_bytes
-
-    def _carry(self, attempt: Attempt, now_ms: int) -> list[Effect]:
-        size_bytes = self._appended_bytes - self._oldest_bytes.get(attempt.ref, 0)
-        if now_ms - attempt.oldest_ms <= CARRY_AFTER_MS and size_bytes <= CARRY_AFTER_BYTES:
-            return []
-        # Until the Carry is acknowledged, a new owner needs the records it replaces.
-        durable = Hint(attempt.oldest_offset, attempt.oldest_epoch)
-        self._before_carry.setdefault(attempt.ref, durable)
-        record = Carry(
-            epoch=self._epoch(),
-            begin=attempt.begin,
-            begin_offset=attempt.begin_offset,
-            spans=attempt.spans(),
-            crashes=attempt.crashes,
-            at_ms=now_ms,
-            first_token_ms=attempt.first_token_ms,
-            finish=attempt.finish,
-            finish_offset=attempt.finish_offset,
-        )
-        append = self._append(record)
-        self._pending[-1].carried = attempt.ref
-        return [append]
+        if self._log is not None:
+            self._log.written(size_bytes)
 
     def _forget(self, attempt: Attempt) -> None:
         request = attempt.begin.request
-        self._fold.forget(attempt.ref)
+        self._owned.forget(attempt.ref)
         self._by_id.pop((request.request_id, request.attempt), None)
         self._redirected.pop(attempt.ref, None)
-        self._oldest_bytes.pop(attempt.ref, None)
 
     # ------------------------------------------------------------ appending
 
-    def _epoch(self) -> int:
-        if self.epoch is None:
-            raise RuntimeError("a shard without an epoch writes nothing")
-        return self.epoch
+    @property
+    def _owned(self) -> Appender:
+        if self._log is None:
+            raise RuntimeError("a shard that isn't owned writes nothing")
+        return self._log
 
-    def _append(self, record: Journal, *, replies: Iterable[tuple[ReplyTo, Entry]] = ()) -> Append:
-        offset = self._next_offset
-        self._next_offset += 1
-        self._fold.apply(offset, record)
-        if isinstance(record, Begin | Carry):
-            ref = record.ref if isinstance(record, Begin) else record.begin.ref
-            self._oldest_bytes[ref] = self._appended_bytes
-        self._pending.append(Pending(offset=offset, replies=list(replies), usages=[], passed=[]))
-        return Append(term=self._term, record=record)
+    @property
+    def _attempts(self) -> dict[Ref, Attempt]:
+        return {} if self._log is None else self._log.fold.attempts
+
+    def _append(self, record: Journal, replies: Iterable[tuple[ReplyTo, Entry]] = ()) -> Append:
+        return self._owned.append(record, replies)
 
     def _finish(
         self,
@@ -513,7 +469,7 @@ class Shard:
         halt: bool = False,
     ) -> list[Effect]:
         finish = Finish(
-            epoch=self._epoch(),
+            epoch=self._owned.epoch,
             ref=attempt.ref,
             reason=reason,
             ends=tuple(choice.end for choice in attempt.choices),
@@ -524,28 +480,30 @@ class Shard:
             error=error,
             refusal=refusal,
         )
-        append = self._append(finish, replies=[(self._reader(attempt), self._view.ending(attempt, finish))])
-        self._pending[-1].usages.append(attempt.ref)
+        append = self._append(finish, [(self._reader(attempt), self._view.ending(attempt, finish))])
+        if (latest := self._owned.latest) is not None:
+            latest.usages.append(attempt.ref)
         self._unsent_usage.add(attempt.ref)
-        return [append, Halt(epoch=self._epoch(), ref=attempt.ref)] if halt else [append]
+        return [append, Halt(epoch=self._owned.epoch, ref=attempt.ref)] if halt else [append]
 
     def _send_usage(self, ref: Ref) -> SendUsage:
         self._unsent_usage.add(ref)
-        usage = usage_of(self.identity.fleet, self.identity.shard, self._fold.attempts[ref])
+        usage = usage_of(self.identity.fleet, self.identity.shard, self._attempts[ref])
         return SendUsage(term=self._term, ref=ref, usage=usage)
 
-    def _after_pending(self, replies: list[tuple[ReplyTo, Entry]]) -> list[Effect]:
-        # It may rest on appends that aren't acknowledged yet, so it leaves with the last of them (R2).
-        if not self._pending:
+    def _leave_with_latest(self, replies: list[tuple[ReplyTo, Entry]]) -> list[Effect]:
+        # They may rest on appends that aren't acknowledged yet, so they leave with the last of them (R2).
+        latest = self._owned.latest
+        if latest is None:
             return list(frames(replies))
-        self._pending[-1].replies.extend(replies)
+        latest.replies.extend(replies)
         return []
 
     # ------------------------------------------------------------ what readers see
 
     @property
     def _view(self) -> View:
-        return View(identity=self.identity, shown=self._shown, fingerprint=self._fingerprint, epoch=self._epoch())
+        return View(identity=self.identity, shown=self._shown, fingerprint=self._fingerprint, epoch=self._owned.epoch)
 
     def _overall(self, attempt: Attempt) -> FinishReason:
         return overall([choice.end for choice in attempt.choices])
