@@ -1,0 +1,254 @@
+"""Which sequences run, and what each step computes. Pure, and free of torch: the simulated engine drives it too.
+
+Order: interactive before batch, first come first served; a sequence that has to wait holds back those behind it, so
+that nothing starves. A suspect (`alone`) waits until nothing runs, and then nothing starts beside it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from workers.engine.errors import SequenceRefused
+from workers.engine.generation import Generation, open_generations
+from workers.engine.protocol import Key, Load, Sequence
+from workers.engine.vocabulary import Vocabulary
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What an engine has room for."""
+
+    slots: int
+    """choices that run at once"""
+    context_tokens: int
+    """of one choice, its prompt included"""
+    kv_tokens: int
+    """of all choices together"""
+    chunk_tokens: int
+    """prompts are computed in pieces that begin at multiples of this, whatever else runs"""
+    step_tokens: int
+    """prompt and restored tokens that one step may add to the decoding; at least one piece is computed"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """A run of consecutive tokens to be computed for one slot."""
+
+    slot: int
+    start: int
+    """position of ids[0]"""
+    ids: tuple[int, ...]
+    stepwise: bool
+    """compute as if token by token (a choice), not as one piece (a prompt): the numbers may differ in the last bit"""
+    copies: tuple[int, ...] = ()
+    """slots that get the KV of positions 0 to start + len(ids) too: the other choices of the same prompt"""
+    draws: tuple[Generation, ...] = ()
+    """choices whose next token is drawn from the last position"""
+
+
+@dataclass(slots=True)
+class Group:
+    """A request that waits or runs, with its open choices."""
+
+    sequence: Sequence
+    generations: list[Generation]
+    prefilled: int = 0
+    """prompt tokens whose KV is there"""
+    reserved: int = field(init=False)
+    """KV tokens that it may need"""
+
+    def __post_init__(self) -> None:
+        self.reserved = len(self.generations) * (len(self.sequence.prompt) + self.sequence.max_tokens)
+
+
+class Scheduler:
+    """The queue, the slots, and the plan of a step."""
+
+    def __init__(self, limits: Limits, vocabulary: Vocabulary) -> None:
+        self.limits = limits
+        self._vocabulary = vocabulary
+        self._interactive: deque[Group] = deque()
+        self._batch: deque[Group] = deque()
+        self._running: dict[Key, Group] = {}
+        self._free = list(range(limits.slots - 1, -1, -1))
+        self._kv_reserved = 0
+
+    def add(self, sequence: Sequence) -> list[Generation]:
+        """Queue a request; its open choices. SequenceRefused when it could never run here."""
+        check(sequence, self.limits, self._vocabulary.vocab_size)
+        group = Group(sequence, open_generations(sequence, self._vocabulary))
+        if group.generations:
+            (self._batch if sequence.batch else self._interactive).append(group)
+        return list(group.generations)
+
+    def cancel(self, key: Key) -> None:
+        """Forget a request; its slots are free at once."""
+        self._forget(lambda other: other == key)
+
+    def drop(self, shard: int, epoch: int) -> None:
+        """Forget every request of an epoch."""
+        self._forget(lambda key: key.shard == shard and key.epoch == epoch)
+
+    def end(self, generation: Generation) -> None:
+        """A choice has ended: its slot is free."""
+        group = self._running[generation.sequence.key]
+        group.generations.remove(generation)
+        self._free.append(generation.slot)
+        if not group.generations:
+            self._kv_reserved -= group.reserved
+            del self._running[generation.sequence.key]
+
+    def busy(self) -> bool:
+        return bool(self._running or self._interactive or self._batch)
+
+    def admit(self) -> list[Group]:
+        """Start what there is room for; those that start now."""
+        started = []
+        while (group := self._next()) is not None:
+            for generation in group.generations:
+                generation.slot = self._free.pop()
+            self._kv_reserved += group.reserved
+            self._running[group.sequence.key] = group
+            started.append(group)
+        return started
+
+    def running(self) -> Iterator[Generation]:
+        """The choices that have a slot."""
+        for group in self._running.values():
+            yield from group.generations
+
+    def plan(self) -> list[Work]:
+        """What the next step computes: the prompts' next pieces, and the next token of every choice."""
+        self.admit()
+        budget = _Budget(self.limits.step_tokens)
+        work: list[Work] = []
+        for group in self._running.values():
+            if group.prefilled == len(group.sequence.prompt):
+                work += _continued(group, budget)
+            elif budget.covers(piece := _next_piece(group, self.limits.chunk_tokens)):
+                work.append(piece)
+        return work
+
+    def ran(self, work: list[Work]) -> None:
+        """The step is computed."""
+        by_slot = {generation.slot: generation for generation in self.running()}
+        for item in work:
+            end = item.start + len(item.ids)
+            if not item.stepwise:
+                group = self._running[by_slot[item.slot].sequence.key]
+                group.prefilled = end
+            for slot in (item.slot, *item.copies):
+                by_slot[slot].computed = end
+
+    def load(self) -> Load:
+        waiting = [*self._interactive, *self._batch]
+        return Load(
+            running=self.limits.slots - len(self._free),
+            waiting=len(waiting),
+            waiting_tokens=sum(len(group.sequence.prompt) for group in waiting),
+            slots=self.limits.slots,
+            kv_used_tokens=self._kv_reserved,
+            kv_total_tokens=self.limits.kv_tokens,
+        )
+
+    def _next(self) -> Group | None:
+        queue = self._interactive or self._batch
+        if not queue or not self._fits(queue[0]):
+            return None
+        return queue.popleft()
+
+    def _fits(self, group: Group) -> bool:
+        if self._running and (group.sequence.alone or self._suspect_runs()):
+            return False
+        return len(group.generations) <= len(self._free) and self._kv_reserved + group.reserved <= self.limits.kv_tokens
+
+    def _suspect_runs(self) -> bool:
+        return any(group.sequence.alone for group in self._running.values())
+
+    def _forget(self, gone: Callable[[Key], bool]) -> None:
+        for queue in (self._interactive, self._batch):
+            kept = [group for group in queue if not gone(group.sequence.key)]
+            queue.clear()
+            queue.extend(kept)
+        for key in [key for key in self._running if gone(key)]:
+            for generation in list(self._running[key].generations):
+                self.end(generation)
+
+
+def check(sequence: Sequence, limits: Limits, vocab_size: int) -> None:
+    """SequenceRefused, with a sentence, for what no amount of waiting makes possible."""
+    tokens = len(sequence.prompt) + sequence.max_tokens
+    if not sequence.prompt:
+        raise SequenceRefused("the prompt has no tokens")
+    if not all(0 <= token < vocab_size for token in sequence.prompt):
+        raise SequenceRefused(f"the prompt holds a token id outside 0 to {vocab_size - 1}")
+    if sequence.max_tokens < 1 or sequence.n < 1:
+        raise SequenceRefused("max_tokens and n must be at least 1")
+    if tokens > limits.context_tokens:
+        raise SequenceRefused(
+            f"prompt and max_tokens are {tokens} tokens together; the context holds {limits.context_tokens}"
+        )
+    if sequence.n > limits.slots or sequence.n * tokens > limits.kv_tokens:
+        raise SequenceRefused(f"{sequence.n} choices are more than this engine can run at once; ask for fewer")
+    if sequence.restored and len(sequence.restored) != sequence.n:
+        raise SequenceRefused("restored must name every choice, or none")
+
+
+class _Budget:
+    """The prompt and restored tokens that a step may still add to the decoding."""
+
+    def __init__(self, tokens: int) -> None:
+        self.left = tokens
+        self._untouched = True
+
+    def covers(self, piece: Work) -> bool:
+        """Whether there is room for a whole piece of a prompt; for the first one there always is."""
+        if len(piece.ids) > self.left and not self._untouched:
+            return False
+        self.take(len(piece.ids))
+        return True
+
+    def take(self, tokens: int) -> None:
+        self.left = max(0, self.left - tokens)
+        self._untouched = False
+
+
+def _next_piece(group: Group, chunk_tokens: int) -> Work:
+    """The next piece of a prompt. The last one serves every choice."""
+    prompt, start = group.sequence.prompt, group.prefilled
+    end = min(len(prompt), (start // chunk_tokens + 1) * chunk_tokens)
+    first, *others = group.generations
+    last = end == len(prompt)
+    return Work(
+        slot=first.slot,
+        start=start,
+        ids=prompt[start:end],
+        stepwise=False,
+        copies=tuple(other.slot for other in others) if last else (),
+        draws=tuple(g for g in group.generations if not g.ids) if last else (),
+    )
+
+
+def _continued(group: Group, budget: _Budget) -> Iterator[Work]:
+    """The next token of each choice; of a restored one, as many of its tokens as the budget has left."""
+    for generation in group.generations:
+        pending = generation.known - generation.computed
+        if pending > 1:
+            pending = min(pending, budget.left)
+            budget.take(pending)
+        if pending:
+            yield _steps(generation, pending)
+
+
+def _steps(generation: Generation, count: int) -> Work:
+    begin = generation.computed - len(generation.sequence.prompt)
+    last = generation.computed + count == generation.known
+    return Work(
+        slot=generation.slot,
+        start=generation.computed,
+        ids=tuple(generation.ids[begin : begin + count]),
+        stepwise=True,
+        draws=(generation,) if last else (),
+    )

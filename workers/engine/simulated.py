@@ -1,0 +1,154 @@
+"""An engine without a model: seeded words at a set pace. For tests, benchmarks and the control plane.
+
+Time: a request's first token comes `ttft_ms` after it got its slot; from then on all choices advance together, one
+token each, at multiples of `tbt_ms`, as in an engine whose steps take that long.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+
+import msgspec
+
+from wire.messages import Logprob
+from workers.engine.errors import SequenceRefused
+from workers.engine.generation import Generation
+from workers.engine.protocol import Emission, Key, Load, Sequence
+from workers.engine.scheduler import Limits, Scheduler
+from workers.engine.simulated_vocabulary import END, FIRST_WORD, HALVES, WORDS, SimulatedVocabulary
+
+Sleep = Callable[[float], None]
+"""waits so many seconds, or less when there is something else to do"""
+_EMOJI_ONE_IN = 16
+_SHORTEST_TOKENS = 16
+_LONGEST_TOKENS = 400
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pace:
+    """The latency model."""
+
+    ttft_ms: float
+    """from slot to first token"""
+    tbt_ms: float
+    """between tokens"""
+
+
+class SimulatedEngine:
+    """Implements `workers.engine.protocol.Engine`."""
+
+    def __init__(
+        self,
+        limits: Limits,
+        pace: Pace,
+        *,
+        sleep: Sleep = time.sleep,
+        now_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._scheduler = Scheduler(limits, SimulatedVocabulary())
+        self._pace = pace
+        self._sleep = sleep
+        self._now_s = now_s
+        self._due_s: dict[Generation, float] = {}
+        self._settled: list[Emission] = []
+
+    @property
+    def fingerprint(self) -> str:
+        return "sim-1"
+
+    def add(self, sequence: Sequence) -> None:
+        try:
+            self._scheduler.add(sequence)
+        except SequenceRefused as exc:
+            self._settled.append(Emission(sequence.key, 0, 0, (), "", error=str(exc)))
+
+    def cancel(self, key: Key) -> None:
+        self._scheduler.cancel(key)
+        self._forget()
+
+    def drop(self, shard: int, epoch: int) -> None:
+        self._scheduler.drop(shard, epoch)
+        self._forget()
+
+    def step(self) -> Seq[Emission]:
+        """Wait for what is due next, and emit it. Empty when `sleep` returned early."""
+        self._start()
+        settled, self._settled = self._settled, []
+        if settled or not self._due_s:
+            return settled
+        wait_s = min(self._due_s.values()) - self._now_s()
+        if wait_s > 0:
+            self._sleep(wait_s)
+        now_s = self._now_s()
+        return [self._advance(generation) for generation, due_s in list(self._due_s.items()) if due_s <= now_s]
+
+    def busy(self) -> bool:
+        return bool(self._settled) or self._scheduler.busy()
+
+    def load(self) -> Load:
+        tbt_ms = self._pace.tbt_ms
+        rate = None if tbt_ms <= 0 else self._scheduler.limits.slots * 1000 / tbt_ms
+        return msgspec.structs.replace(self._scheduler.load(), decode_tokens_per_s=rate)
+
+    def _start(self) -> None:
+        for group in self._scheduler.admit():
+            for generation in list(group.generations):
+                if (emission := generation.complete()) is not None:
+                    self._settled.append(emission)
+                    self._scheduler.end(generation)
+                else:
+                    self._due_s[generation] = self._now_s() + self._pace.ttft_ms / 1000
+
+    def _advance(self, generation: Generation) -> Emission:
+        token, logprob = draw(generation)
+        emission = generation.take(token, logprob)
+        if emission.end is None:
+            self._due_s[generation] = self._next_tick_s()
+        else:
+            del self._due_s[generation]
+            self._scheduler.end(generation)
+        return emission
+
+    def _next_tick_s(self) -> float:
+        """Shared by all choices, so that a step serves them together."""
+        now_s, tbt_s = self._now_s(), self._pace.tbt_ms / 1000
+        return now_s if tbt_s <= 0 else (now_s // tbt_s + 1) * tbt_s
+
+    def _forget(self) -> None:
+        kept = set(self._scheduler.running())
+        self._due_s = {generation: due_s for generation, due_s in self._due_s.items() if generation in kept}
+
+
+def draw(generation: Generation) -> tuple[int, Logprob | None]:
+    """The next token of a choice: a pure function of seed, choice and position."""
+    sequence, position = generation.sequence, len(generation.ids)
+    seed, choice = sequence.sampling.seed, generation.choice
+    token = token_at(seed, choice, position)
+    if not generation.bars_eos and position >= length_of(seed, choice):
+        token = END
+    if sequence.logprobs is None:
+        return token, None
+    likely = tuple((token + rank if rank else token, -0.1 - rank) for rank in range(sequence.logprobs))
+    return token, Logprob(-0.1, tuple((other % END, value) for other, value in likely))
+
+
+def token_at(seed: int, choice: int, position: int) -> int:
+    """Words, and now and then an emoji that takes two tokens: it starts at even positions."""
+    pair = _dice(seed, choice, position // 2)
+    if pair % _EMOJI_ONE_IN == 0:
+        return HALVES[position % 2]
+    return FIRST_WORD + (pair >> (8 + 16 * (position % 2))) % len(WORDS)
+
+
+def length_of(seed: int, choice: int) -> int:
+    """Tokens after which a choice ends by itself."""
+    return _SHORTEST_TOKENS + _dice(seed, choice, -1) % (_LONGEST_TOKENS - _SHORTEST_TOKENS)
+
+
+def _dice(seed: int, choice: int, counter: int) -> int:
+    drawn = hashlib.blake2b(b"%d,%d,%d" % (seed, choice, counter), digest_size=8).digest()
+    return int.from_bytes(drawn, "little")
