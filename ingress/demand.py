@@ -1,0 +1,96 @@
+"""What this ingress sees, told to the log each second: the control plane's input, and the proof that it lives (R4)."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from ingress.sender import Pulse
+from routing.sketch import Recorder
+from wire.bus import Producer
+from wire.clock import Clock
+from wire.codec import encode
+from wire.errors import BusError, UnknownTopic
+from wire.messages import DemandSignal, ReplyTo
+from wire.topics import SIGNALS
+
+log = logging.getLogger(__name__)
+INTERVAL_S = 1.0
+
+
+class ModelDemand:
+    """One model's counts since the last signal."""
+
+    def __init__(self) -> None:
+        self.requests = 0
+        self.tokens = 0
+        self.failures = 0
+        self.accept = Recorder()
+
+
+class Demand:
+    """Counts by model; `run` sends them."""
+
+    def __init__(self, producer: Producer, reply: ReplyTo, pulse: Pulse, clock: Clock) -> None:
+        """`producer`: acks leader."""
+        self._producer = producer
+        self._reply = reply
+        self._pulse = pulse
+        self._clock = clock
+        self._models: dict[str, ModelDemand] = {}
+
+    def of(self, model: str) -> ModelDemand:
+        """The counts of a model, to be added to."""
+        return self._models.setdefault(model, ModelDemand())
+
+    async def run(self, open_streams: Callable[[], int]) -> None:
+        """Send a signal without a model, and one a model, each second until cancelled; the first at once."""
+        last_ms = self._clock.monotonic_ms()
+        while True:
+            now_ms = self._clock.monotonic_ms()
+            await self._send(self._alive(open_streams()))
+            for model, counts in self._models.items():
+                await self._send(self._signal(model, counts, max(now_ms - last_ms, 1.0) / 1_000))
+            last_ms = now_ms
+            await asyncio.sleep(INTERVAL_S)
+
+    def _alive(self, open_streams: int, model: str = "") -> DemandSignal:
+        return DemandSignal(
+            ingress=f"{self._reply.region}/{self._reply.slot}",
+            slot=self._reply.slot,
+            incarnation=self._reply.incarnation,
+            region=self._reply.region,
+            model=model,
+            at_ms=self._clock.now_ms(),
+            open_streams=open_streams,
+        )
+
+    def _signal(self, model: str, counts: ModelDemand, seconds: float) -> DemandSignal:
+        # Counted afresh in place: open requests hold on to the object.
+        requests, tokens, failures = counts.requests, counts.tokens, counts.failures
+        counts.requests = counts.tokens = counts.failures = 0
+        return DemandSignal(
+            ingress=f"{self._reply.region}/{self._reply.slot}",
+            slot=self._reply.slot,
+            incarnation=self._reply.incarnation,
+            region=self._reply.region,
+            model=model,
+            at_ms=self._clock.now_ms(),
+            requests_per_s=requests / seconds,
+            tokens_per_s=tokens / seconds,
+            accept=counts.accept.take(),
+            failures=failures,
+        )
+
+    async def _send(self, signal: DemandSignal) -> None:
+        try:
+            sent = await self._producer.send(SIGNALS, encode(signal), key=signal.model.encode())
+        except (BusError, UnknownTopic) as exc:
+            log.debug("a signal can't be sent: %s", exc)
+            return
+        sent.add_done_callback(self._acknowledged)
+
+    def _acknowledged(self, sent: asyncio.Future[int]) -> None:
+        if not sent.cancelled() and sent.exception() is None:
+            self._pulse.beat()
