@@ -133,7 +133,7 @@ class MemoryReader:
 
 
 class MemoryMember:
-    """A member of a group; takes its seat as soon as the log is there."""
+    """A member of a group; takes its seat with its first poll (the assignee may need to know it by then)."""
 
     def __init__(
         self, log: MemoryLog, group: str, topics: Sequence[str], assignee: Assignee, instance_id: str | None
@@ -147,7 +147,7 @@ class MemoryMember:
         self._seat: Seat | None = None
         self._assigned: frozenset[Partition] = frozenset()
 
-    async def attend(self) -> None:
+    async def _attend(self) -> None:
         """Be in the group, if that can be: join, or notice that the session has ended and join again."""
         if not self._log.available:
             return
@@ -174,7 +174,7 @@ class MemoryMember:
         await self._assignee.assigned(partitions)
 
     async def poll(self, timeout_ms: int, max_records: int = 500) -> Sequence[Record]:
-        await self.attend()
+        await self._attend()
         return await self._cursor.poll(timeout_ms, max_records)
 
     def assignment(self) -> frozenset[Partition]:
@@ -275,9 +275,7 @@ class MemoryBus:
         session_timeout_ms: int = 10_000,
         client_id: str = "",
     ) -> MemoryMember:
-        member = MemoryMember(self._log, group, topics, assignee, instance_id)
-        await member.attend()
-        return member
+        return MemoryMember(self._log, group, topics, assignee, instance_id)
 
     async def admin(self) -> MemoryAdmin:
         return MemoryAdmin(self._log)
