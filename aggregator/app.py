@@ -19,6 +19,7 @@ from typing import Any, Literal
 
 import faust
 
+from wire.kafka_logs import tame
 from wire.settings import Cluster, Settings
 
 log = logging.getLogger("millstream.aggregator")
@@ -31,10 +32,13 @@ _SESSION_S = 10.0
 _REQUEST_S = 11.0
 
 
-def make_app(settings: Settings, name: str, *, reset: Literal["earliest", "latest"] = "earliest") -> faust.App:
+def make_app(
+    settings: Settings, name: str, *, reset: Literal["earliest", "latest"] = "earliest", member: str = "0"
+) -> faust.App:
     """A Faust app of the consumer group `name` on this region's cluster: raw values, no web server, no stored state.
 
-    `reset`: where to read from while the group has committed nothing. Topics are never created here.
+    `reset`: where to read from while the group has committed nothing. `member` names this process among those of its
+    group: restarted under its name it gets its partitions back at once. Topics are never created here.
     """
     datadir = settings.state_dir / "faust" / name
     datadir.mkdir(parents=True, exist_ok=True)  # Faust makes the last of these only; nothing is ever in it
@@ -51,7 +55,7 @@ def make_app(settings: Settings, name: str, *, reset: Literal["earliest", "lates
         topic_allow_declare=False,
         topic_disable_leader=True,
         consumer_auto_offset_reset=reset,
-        consumer_group_instance_id=f"{name}-0",
+        consumer_group_instance_id=f"{name}-{member}",
         consumer_metadata_max_age_ms=5_000,
         broker_session_timeout=_SESSION_S,
         broker_rebalance_timeout=_SESSION_S,
@@ -68,8 +72,9 @@ def serve(main: Callable[[asyncio.Event], Coroutine[Any, Any, None]]) -> None:
 
     Being cut off there is no worse than a crash, which loses nothing: positions are committed only after effects.
     """
-    for name, level in (("aiokafka", logging.CRITICAL), ("mode", logging.ERROR), ("faust", logging.WARNING)):
-        logging.getLogger(name).setLevel(level)  # while a broker is away they write forty lines a second
+    tame()  # while a broker is away aiokafka writes forty lines a second
+    for name, level in (("mode", logging.ERROR), ("faust", logging.WARNING)):
+        logging.getLogger(name).setLevel(level)
     asyncio.run(_until_signal(main))
 
 

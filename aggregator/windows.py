@@ -1,0 +1,155 @@
+"""Signals in, each model's snapshot out: pure folds over the last seconds.
+
+Silence says something about an engine only while the log works. So time is counted here by what is heard from anyone:
+while nothing comes, it stands still, and a broker that was away makes no engine look dead. (Each ingress signals once a
+second, so there is always somebody to hear.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from routing import sketch
+from routing.optimizer import EngineView, plan
+from routing.penalties import Penalty, grown, penalty_at
+from routing.profile import UNMEASURED, Profile, learn
+from wire.messages import DemandSignal, EngineSignal, Signal, Sketch, Snapshot
+
+SILENT_MS = 2_500
+"""An engine that says nothing for this long gets no more traffic; it signals twice a second"""
+WINDOW_MS = 10_000
+"""TTFT, TBT and errors are those of this many last milliseconds"""
+_BUCKET_MS = 1_000
+_GAP_MS = 1_500
+"""The most that the time counted here moves from one signal to the next"""
+
+
+@dataclass(slots=True)
+class Engine:
+    """One life of an engine."""
+
+    signal: EngineSignal
+    heard_ms: float
+    """when it was last heard, in the time counted here"""
+    profile: Profile = UNMEASURED
+
+
+@dataclass(slots=True)
+class Bucket:
+    """What a model's engines and the ingresses that use them saw in one second."""
+
+    ttft: Sketch = field(default_factory=sketch.empty)
+    tbt: Sketch = field(default_factory=sketch.empty)
+    ended: int = 0
+    bad: int = 0
+
+    def add_engine(self, signal: EngineSignal) -> None:
+        self.ttft = sketch.merge((self.ttft, signal.ttft))
+        self.tbt = sketch.merge((self.tbt, signal.tbt))
+        self.ended += max(signal.finished, signal.errors, 0)  # an engine's death is an error that ends no request
+        self.bad += max(signal.errors, 0)
+
+    def add_demand(self, signal: DemandSignal) -> None:
+        self.ended += signal.failures
+        self.bad += signal.failures
+
+
+class Windows:
+    """Everything control knows. It is rebuilt from a few seconds of signals, so it is stored nowhere."""
+
+    def __init__(self) -> None:
+        self._engines: dict[tuple[str, str], Engine] = {}
+        self._penalties: dict[str, Penalty] = {}
+        self._buckets: dict[str, dict[int, Bucket]] = {}
+        self._models: set[str] = set()
+        self._time_ms = 0.0
+        self._heard_at_ms: int | None = None
+        self._offset = -1
+
+    def hear(self, signal: Signal, offset: int, now_ms: int) -> None:
+        """Take a signal of the log. BadSketch if it holds one that can't be read; then nothing of it is taken."""
+        if isinstance(signal, EngineSignal):
+            sketch.check(signal.ttft)
+            sketch.check(signal.tbt)
+        self._pass_time(now_ms)
+        self._offset = offset
+        if isinstance(signal, EngineSignal):
+            self._hear_engine(signal, now_ms)
+        elif signal.failures > 0:
+            self._bucket(signal.model, now_ms).add_demand(signal)
+
+    def listens(self, now_ms: int) -> bool:
+        """Whether signals come in, and have for long enough to have heard every engine that lives."""
+        return self._heard_at_ms is not None and now_ms - self._heard_at_ms < SILENT_MS and self._time_ms >= _GAP_MS
+
+    def engines(self) -> list[Engine]:
+        """The lives of engines that aren't silent; those that are, are forgotten."""
+        self._engines = {
+            name: engine for name, engine in self._engines.items() if self._time_ms - engine.heard_ms <= SILENT_MS
+        }
+        return list(self._engines.values())
+
+    def snapshots(self, regions: Iterable[str], now_ms: int) -> list[Snapshot]:
+        """A snapshot for each model ever heard of and each region."""
+        engines = self.engines()
+        self._forget(now_ms)
+        return [self._snapshot(model, region, engines, now_ms) for model in sorted(self._models) for region in regions]
+
+    def _snapshot(self, model: str, region: str, engines: list[Engine], now_ms: int) -> Snapshot:
+        mine = [engine for engine in engines if engine.signal.model == model]
+        made = plan(self._view(engine, now_ms) for engine in mine)
+        seen = list(self._buckets.get(model, {}).values())
+        ended = sum(bucket.ended for bucket in seen)
+        return Snapshot(
+            model=model,
+            region=region,
+            version=self._offset,
+            created_ms=now_ms,
+            routes=made.routes,
+            fallback=made.fallback,
+            ttft=sketch.merge(bucket.ttft for bucket in seen),
+            tbt=sketch.merge(bucket.tbt for bucket in seen),
+            queued_requests=sum(max(engine.signal.queued_requests, 0) for engine in mine),
+            error_rate=sum(bucket.bad for bucket in seen) / ended if ended else 0.0,
+            why=made.why,
+        )
+
+    def _view(self, engine: Engine, now_ms: int) -> EngineView:
+        penalty = self._penalties.get(engine.signal.engine, Penalty())
+        return EngineView(signal=engine.signal, profile=engine.profile, penalty=penalty_at(penalty, now_ms))
+
+    def _hear_engine(self, signal: EngineSignal, now_ms: int) -> None:
+        lives = [e.signal for e in self._engines.values() if e.signal.engine == signal.engine]
+        if any(life.incarnation > signal.incarnation and life.fleet == signal.fleet for life in lives):
+            return  # a late word of an earlier life
+        for life in lives:
+            if life.incarnation < signal.incarnation and life.fleet == signal.fleet:
+                del self._engines[life.engine, life.incarnation]
+        self._models.add(signal.model)
+        name = (signal.engine, signal.incarnation)
+        before = self._engines.get(name)
+        profile = learn(before.profile if before is not None else UNMEASURED, signal)
+        self._engines[name] = Engine(signal, self._time_ms, profile)
+        self._bucket(signal.model, now_ms).add_engine(signal)
+        if signal.errors > 0:
+            blame = signal.errors / max(signal.finished, signal.errors)
+            self._penalties[signal.engine] = grown(self._penalties.get(signal.engine, Penalty()), blame, now_ms)
+
+    def _bucket(self, model: str, now_ms: int) -> Bucket:
+        return self._buckets.setdefault(model, {}).setdefault(now_ms // _BUCKET_MS, Bucket())
+
+    def _pass_time(self, now_ms: int) -> None:
+        if self._heard_at_ms is not None:
+            self._time_ms += min(max(now_ms - self._heard_at_ms, 0), _GAP_MS)
+        self._heard_at_ms = now_ms
+
+    def _forget(self, now_ms: int) -> None:
+        oldest = (now_ms - WINDOW_MS) // _BUCKET_MS
+        for model, buckets in list(self._buckets.items()):
+            self._buckets[model] = {second: bucket for second, bucket in buckets.items() if second > oldest}
+            if not self._buckets[model]:
+                del self._buckets[model]
+        self._penalties = {
+            name: penalty for name, penalty in self._penalties.items() if penalty_at(penalty, now_ms) > 0.01
+        }
