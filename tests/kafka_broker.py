@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from millstream.kafka.broker import BrokerConfig, command, format_storage, jars, ready
@@ -54,7 +55,9 @@ class RunningBroker:
     def start(self) -> None:
         """Start it and wait until it serves."""
         self.launch()
-        asyncio.run(self.serving())
+        # in a thread: a fixture that runs inside an event loop may be what needs it
+        with ThreadPoolExecutor(1) as thread:
+            thread.submit(lambda: asyncio.run(self.serving())).result()
 
     def signal(self, number: int) -> None:
         """SIGKILL also waits for the end."""
