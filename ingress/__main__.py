@@ -54,9 +54,9 @@ async def serve(settings: Settings) -> int:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    ingress = await build(
-        settings, {region: KafkaBus(cluster) for region, cluster in settings.regions.items()}, SystemClock()
-    )
+    clock = SystemClock()
+    buses = {region: KafkaBus(cluster, clock) for region, cluster in settings.regions.items()}
+    ingress = await build(settings, buses, clock)
     server = HttpServer(ingress.app, settings.host, settings.port, settings.max_open_streams)
     await ingress.open()
     try:

@@ -70,8 +70,8 @@ def _check_unsupported(chat: ChatBody) -> None:
     if kind != "text":
         raise invalid("response_format.type", "Invalid value for 'response_format.type': expected 'text'.")
     if set(chat.modalities or ["text"]) != {"text"}:
-        raise unsupported("modalities", "Only the modality 'text' is supported.")
+        raise unsupported("modalities", "'modalities' other than 'text' are not supported.")
     if chat.functions:
         raise unsupported("functions", "'functions' is deprecated and not supported; use 'tools'.")
     if chat.web_search_options is not None:
-        raise unsupported("web_search_options", "Web search is not supported; leave 'web_search_options' out.")
+        raise unsupported("web_search_options", "'web_search_options' is not supported; leave it out.")

@@ -54,6 +54,6 @@ def tool_choice(choice: Any, tools: list[Tool]) -> str | None:
     named = choice.get("function") if isinstance(choice, dict) and choice.get("type") == "function" else None
     if not isinstance(named, dict):
         raise invalid("tool_choice", "'tool_choice' must be 'none', 'auto', 'required' or name a function.")
-    if named.get("name") not in {tool.function.name for tool in tools}:
+    if named.get("name") not in [tool.function.name for tool in tools]:
         raise invalid("tool_choice", "'tool_choice' names a function that is not in 'tools'.")
     raise unsupported("tool_choice", "A 'tool_choice' that names a function is not supported yet; use 'auto'.")

@@ -210,7 +210,7 @@ async def answer(owner: Owner, request: Request, shard: int) -> None:
     """The whole answer, word by word."""
     limit = request.body.max_tokens or len(WORDS)
     words = WORDS[:limit]
-    cut = "length" if limit <= len(WORDS) else "stop"
+    cut = "stop" if request.body.max_tokens is None else "length"
     await owner.send(request.reply, owner.accepted(request, shard))
     for first, word in enumerate(words):
         last = cut if first == len(words) - 1 else None
@@ -255,6 +255,15 @@ class World:
             return await reader.read()
         finally:
             writer.close()
+
+
+async def eventually(condition: Callable[[], Awaitable[bool]]) -> None:
+    """Wait until it holds; fails if it doesn't for long."""
+    for _ in range(1_000):
+        if await condition():
+            return
+        await asyncio.sleep(0.01)
+    raise AssertionError("it never came to be")
 
 
 def chat_body(**fields: Any) -> dict[str, Any]:
@@ -313,8 +322,9 @@ async def world(script: Script = answer, **settings: Any) -> AsyncIterator[World
 
 
 async def _ready(made: World, clock: SystemClock) -> None:
-    while made.ingress.missing():
+    async def signalled() -> bool:
         await made.put(SIGNALS, MODEL, signal(clock))
-        await asyncio.sleep(0.01)
-    while (await made.client.get("/readyz")).status_code != 200:
-        await asyncio.sleep(0.01)
+        return not made.ingress.missing()
+
+    await eventually(signalled)
+    assert (await made.client.get("/readyz")).status_code == 200
