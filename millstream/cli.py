@@ -5,16 +5,16 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Coroutine
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import click
 
 from millstream.errors import FAILED, StackError
 from wire.errors import MillstreamError
 
-F = TypeVar("F", bound=Callable[..., Any])
+T = TypeVar("T")
 STATE_VARIABLE = "MILLSTREAM_STATE_DIR"
 _INTERRUPTED = 130
 _PORT = click.IntRange(0, 65535)
@@ -41,7 +41,7 @@ def cli() -> None:
     """
 
 
-@cli.command()
+@cli.command(short_help="Start everything.")
 @click.option("--detach", "-d", is_flag=True, help="Return when it is ready; `millstream down` stops it.")
 @_state
 @click.option("--port", type=_PORT, default=8080, show_default=True, help="Port of the API; 0 = any free one.")
@@ -111,7 +111,7 @@ def chat(text: str, state_dir: Path, **options: Any) -> None:
     chat.ask(state_dir, chat.Question(text=question, **options), sys.stdout, sys.stderr)
 
 
-@cli.command()
+@cli.command(short_help="Show what a tenant owes for a month.")
 @_state
 @click.option("--tenant", default="dev", show_default=True)
 @click.option("--month", metavar="YYYY-MM", help="In UTC. [default: this month]")
@@ -136,7 +136,7 @@ def sql(query: str, state_dir: Path, fmt: str, write: bool) -> None:
     ledger.sql(state_dir, query, fmt, write=write, out=sys.stdout.buffer)
 
 
-@cli.command()
+@cli.command(short_help="Compare the journals with the ledger.")
 @_state
 @_json
 def verify(state_dir: Path, as_json: bool) -> None:
@@ -209,7 +209,7 @@ def bench_pipeline(count: int, output: Path | None, as_json: bool) -> None:
     click.echo(pipeline.as_json(result) if as_json else pipeline.as_text(result))
 
 
-@cli.command()
+@cli.command(short_help="Account for ten thousand requests.")
 @click.option("--requests", "count", type=click.IntRange(100), default=10_000, show_default=True)
 @click.option("--at-once", type=click.IntRange(1), default=64, show_default=True)
 @_json
@@ -244,9 +244,9 @@ def _say(line: str) -> None:
     click.echo(line, err=True)
 
 
-def _run(work: Any) -> Any:
+def _run(work: Coroutine[Any, Any, T]) -> T:
     return asyncio.run(work)
 
 
-def _exit(code: int) -> None:
+def _exit(code: int) -> NoReturn:
     sys.exit(code)

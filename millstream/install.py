@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import time
 
 from billing.store import LedgerStore
@@ -18,6 +19,19 @@ from wire.topics import CATALOGUE
 DEV_TENANT, DEV_PROJECT = "dev", "default"
 
 
+def is_filled(stack: Stack, state: StateDir) -> bool:
+    """Whether an earlier start made the log ready for this very stack, so that its processes may start beside it."""
+    try:
+        return state.installed_file.read_text() == _digest(stack)
+    except OSError:
+        return False
+
+
+def _digest(stack: Stack) -> str:
+    topics = [(topic.name, topic.partitions, topic.config()) for topic in stack.topics()]
+    return hashlib.sha256(repr((topics, stack.served.catalogue(0))).encode()).hexdigest()
+
+
 async def fill_log(bus: Bus, stack: Stack, state: StateDir) -> None:
     """Make the topics, write the catalogue and the development key. Doing it again changes nothing."""
     admin = await bus.admin()
@@ -27,6 +41,7 @@ async def fill_log(bus: Bus, stack: Stack, state: StateDir) -> None:
         await admin.stop()
     await _publish_model(bus, stack)
     await _dev_key(bus, stack.key_secret, state)
+    write_private(state.installed_file, _digest(stack))
 
 
 async def apply_schema(settings: Settings) -> None:

@@ -8,12 +8,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import msgspec
-from wire.kafka import KafkaBus
 
 from millstream import keys, runfile
 from millstream.errors import StackError
 from millstream.state import StateDir, secret
 from millstream.table import table
+from wire.clock import SystemClock
+from wire.kafka import KafkaBus
 from wire.messages import Credential, Limits
 
 
@@ -106,4 +107,4 @@ def _now_ms() -> int:
 
 
 def _bus(state_dir: Path) -> KafkaBus:
-    return KafkaBus(runfile.running(state_dir).settings().cluster)
+    return KafkaBus(runfile.running(state_dir).settings().cluster, SystemClock())

@@ -14,12 +14,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import msgspec
-from wire.kafka import KafkaBus
 
 from millstream import install, probes, runfile, welcome
 from millstream.errors import StartFailed
 from millstream.kafka import broker
-from millstream.model import prepare
 from millstream.paths import cache_dir
 from millstream.ports import free_port
 from millstream.runfile import Run, StackState
@@ -27,7 +25,9 @@ from millstream.stack import Stack
 from millstream.state import StateDir
 from millstream.supervise import Child, Probe, Supervisor
 from wire.bus import Record
+from wire.clock import SystemClock
 from wire.follow import Tail
+from wire.kafka import KafkaBus
 from wire.messages import EngineSignal, Signal
 from wire.topics import SIGNALS
 
@@ -42,7 +42,7 @@ class Life:
         self._state = state
         self._say = say
         self._announce = announce
-        self._bus = KafkaBus(stack.settings().cluster)
+        self._bus = KafkaBus(stack.settings().cluster, SystemClock())
         self._engines: dict[str, EngineSignal] = {}
         self._signals: Tail[Signal] = Tail(self._bus, SIGNALS, Signal, self._heard, dead=_not_mine)
         self._supervisor = Supervisor(state.log, self._write)
@@ -96,7 +96,9 @@ class Life:
             self._start_after(group, self._stack.ingress(), probes.ingress(self._run), log)
             self._start_after(group, self._stack.control(), probes.lives(), log)
             self._start_after(group, self._stack.ledger(), probes.lives(), log, store)
-            group.create_task(self._work(log, model))
+            # A worker waits for its log by itself; the topics must exist, though.
+            filled = install.is_filled(self._stack, self._state)
+            group.create_task(self._work(model if filled else log, model))
         await probes.first_route(self._run)
 
     def _start_after(self, group: asyncio.TaskGroup, child: Child, probe: Probe, *first: asyncio.Task[object]) -> None:
@@ -109,12 +111,13 @@ class Life:
 
     async def _log(self) -> None:
         """Kafka, with everything in it that the processes expect to find."""
-        jar_dir = await asyncio.to_thread(broker.jars, cache_dir(), self._say)
         config = broker.BrokerConfig(
             data_dir=self._state.kafka / "data", port=self._stack.kafka_port, controller_port=free_port()
         )
-        await asyncio.to_thread(broker.format_storage, jar_dir, config)
-        argv = await asyncio.to_thread(broker.command, jar_dir, config)
+        try:
+            argv = await asyncio.to_thread(_broker_argv, config, self._say)
+        except broker.KafkaSetupError as exc:
+            raise StartFailed(str(exc)) from exc
         await self._ready(self._stack.kafka(argv), probes.kafka(config.bootstrap))
         await install.fill_log(self._bus, self._stack, self._state)
         await self._signals.start()
@@ -128,10 +131,12 @@ class Life:
         """The converted model's directory; None where the engine needs none."""
         if self._stack.served.engine_kind == "simulated":
             return None
+        from millstream.model import prepare
+
         return await asyncio.to_thread(prepare, cache_dir(), self._say)
 
-    async def _work(self, log: asyncio.Task[None], model: asyncio.Task[Path | None]) -> None:
-        await log
+    async def _work(self, first: asyncio.Task[object], model: asyncio.Task[Path | None]) -> None:
+        await first
         stack = replace(self._stack, served=replace(self._stack.served, directory=await model))
         async with asyncio.TaskGroup() as group:
             for index in range(stack.workers):
@@ -170,6 +175,13 @@ class _FirstFailure(asyncio.TaskGroup):
 def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
     first = group.exceptions[0]
     return _first(first) if isinstance(first, BaseExceptionGroup) else first
+
+
+def _broker_argv(config: broker.BrokerConfig, say: Say) -> list[str]:
+    """The broker's command line, with its jars fetched and its storage made. Blocks; KafkaSetupError."""
+    jar_dir = broker.jars(cache_dir(), say)
+    broker.format_storage(jar_dir, config)
+    return broker.command(jar_dir, config)
 
 
 async def _not_mine(_record: Record, _why: str) -> None:

@@ -30,9 +30,14 @@ async def answers(url: str) -> bool:
         return False
 
 
-def ready_url(run: Run) -> str:
-    """Where the ingress says whether it can take requests."""
-    return f"http://{HOST}:{run.port}/readyz"
+async def unready(run: Run) -> str:
+    """What the ingress lacks before it can take requests; "" when it can."""
+    try:
+        async with httpx.AsyncClient(timeout=_HTTP_TIMEOUT_S, trust_env=False) as client:
+            response = await client.get(f"http://{HOST}:{run.port}/readyz")
+            return "; ".join(response.json()["missing"])
+    except (httpx.HTTPError, ValueError, KeyError):
+        return "doesn't answer"
 
 
 def health_url(run: Run) -> str:
@@ -95,11 +100,10 @@ def began_ms(incarnation: str) -> int:
 async def first_route(run: Run) -> None:
     """Wait until the ingress knows an engine for its first request. StartFailed when it doesn't come to that."""
     give_up = time.monotonic() + _FIRST_ROUTE_WITHIN_S
-    while time.monotonic() < give_up:
-        if await answers(ready_url(run)):
-            return
+    while missing := await unready(run):
+        if time.monotonic() > give_up:
+            raise StartFailed(
+                f"the API can't take requests after {_FIRST_ROUTE_WITHIN_S:.0f} s ({missing}); see logs/ingress.log and"
+                f" logs/control.log below {run.state_dir}"
+            )
         await asyncio.sleep(0.1)
-    raise StartFailed(
-        f"the API knows no ready engine after {_FIRST_ROUTE_WITHIN_S:.0f} s; see logs/ingress.log and logs/control.log"
-        f" below {run.state_dir}"
-    )

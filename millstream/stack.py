@@ -149,6 +149,7 @@ class Stack:
             "CLICKHOUSE": _json(clickhouse),
             "PORT": str(self.port),
             "SLOTS": str(SLOTS),
+            "METRICS_PORT": "0",
             **mine,
         }
         return {**self.environ, "PYTHONUNBUFFERED": "1", **{PREFIX + name: text for name, text in decided.items()}}
@@ -162,6 +163,22 @@ def engine_of(index: int) -> str:
 def simulated() -> Served:
     """The model that only a latency model answers for: for tests and measurements."""
     return Served(name="simulated", numerics="sim", engine_kind="simulated", owned_by="millstream", context_tokens=2048)
+
+
+def smollm2() -> Served:
+    """The real model, converted by `millstream.model`."""
+    return Served(
+        name="SmolLM2-135M-Instruct",
+        numerics="w8a15",
+        engine_kind="torch",
+        owned_by="HuggingFaceTB",
+        context_tokens=2048,
+    )
+
+
+def served_of(kind: EngineKind) -> Served:
+    """What a stack with this kind of engine serves."""
+    return simulated() if kind == "simulated" else smollm2()
 
 
 def _json(value: object) -> str:

@@ -54,6 +54,11 @@ class StateDir:
         return self.path / "kafka"
 
     @property
+    def installed_file(self) -> Path:
+        """What the log was last made ready for: see millstream.install"""
+        return self.kafka / "installed"
+
+    @property
     def clickhouse(self) -> Path:
         return self.path / "clickhouse"
 

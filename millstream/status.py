@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Literal, TypeVar
 
 import msgspec
-from wire.kafka import KafkaBus
 
 from millstream import observe, probes
 from millstream.kafka import broker
@@ -18,8 +17,10 @@ from millstream.observe import Backlog, Seen
 from millstream.runfile import HOST, ChildRun, Run, alive
 from millstream.stack import CLICKHOUSE, CONTROL, INGRESS, KAFKA, REGION
 from millstream.state import StateDir
+from wire.clock import SystemClock
 from wire.errors import BusError
 from wire.fleet import Fleet
+from wire.kafka import KafkaBus
 from wire.messages import EngineSignal, Model, Snapshot
 
 Health = Literal["ok", "starting", "down", "unwell"]
@@ -93,9 +94,9 @@ class FromLog:
 
 async def look(run: Run) -> Report:
     """Ask everything that runs how it is, at the same time."""
-    clickhouse, ingress, kafka, log = await asyncio.gather(
+    clickhouse, unready, kafka, log = await asyncio.gather(
         probes.answers(probes.ping_url(run)),
-        probes.answers(probes.ready_url(run)),
+        probes.unready(run),
         broker.ready(f"{HOST}:{run.kafka_port}"),
         _in_time(_from_log(run)),
     )
@@ -103,7 +104,7 @@ async def look(run: Run) -> Report:
     wrong = {
         KAFKA: "" if kafka else "doesn't answer",
         CLICKHOUSE: "" if clickhouse else "doesn't answer",
-        INGRESS: "" if ingress else "can't take requests",
+        INGRESS: unready,
         **({} if log is None else {CONTROL: _control_wrong(log.seen.snapshots, run, now_ms)}),
     }
     return report(run, log, wrong, storage(StateDir(Path(run.state_dir))), now_ms)
@@ -183,7 +184,7 @@ def storage(state: StateDir) -> dict[str, int]:
 
 def _size(file: Path) -> int:
     try:
-        return file.stat().st_size if file.is_file() else 0
+        return file.stat().st_blocks * 512 if file.is_file() else 0  # Kafka's indexes are files with holes
     except OSError:
         return 0  # the log cleaner took it away just now
 
@@ -204,7 +205,7 @@ async def _in_time(work: Awaitable[T]) -> T | None:
 
 
 async def _from_log(run: Run) -> FromLog:
-    bus = KafkaBus(run.settings().cluster)
+    bus = KafkaBus(run.settings().cluster, SystemClock())
     seen = await observe.look(bus, time.time_ns() // 1_000_000)
     return FromLog(
         seen=seen,

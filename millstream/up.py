@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from millstream import runfile, welcome
+from millstream.errors import Missing
 from millstream.kafka import broker
 from millstream.life import Life, Say
 from millstream.ports import Wanted, settle
@@ -49,7 +50,10 @@ async def run(wish: Wish, say: Say, announce: Callable[[str], None] | None) -> N
 
 def plan(wish: Wish, state: StateDir) -> Stack:
     """The stack to run, once everything that can be checked without starting anything has been."""
-    broker.java()
+    try:
+        broker.java()
+    except broker.KafkaSetupError as exc:
+        raise Missing(str(exc)) from exc
     stack = Stack(
         state_dir=state.path,
         port=wish.port,

@@ -11,9 +11,9 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from wire.kafka import KafkaBus
-
 from wire.bus import Bus, Partition, Producer, Reader
+from wire.clock import SystemClock
+from wire.kafka import KafkaBus
 from wire.settings import Cluster
 from wire.topics import Topic
 
@@ -64,7 +64,7 @@ async def bare_trip(bus: Bus, bootstrap: str) -> AsyncIterator[Trip]:
 
 
 async def _echo(bootstrap: str) -> None:
-    bus = KafkaBus(Cluster(bootstrap=bootstrap, replication=1))
+    bus = KafkaBus(Cluster(bootstrap=bootstrap, replication=1), SystemClock())
     producer, reader = await bus.producer(acks="leader"), await bus.reader()
     await reader.assign({Partition(ASKED, 0): "latest"})
     sys.stdout.buffer.write(_READY)

@@ -11,12 +11,13 @@ import statistics
 from collections.abc import Sequence
 
 import msgspec
-from wire.kafka import KafkaBus
 
 from millstream.bench.bare import Trip, bare_trip
 from millstream.bench.client import Connection, chat_body
 from millstream.bench.own import Own, Say, own_stack
 from millstream.table import table
+from wire.clock import SystemClock
+from wire.kafka import KafkaBus
 
 SETTINGS = {
     "MILLSTREAM_SIMULATED_TTFT_MS": "0",
@@ -113,7 +114,7 @@ async def _pairs(own: Own, count: int, say: Say) -> tuple[Times, Times]:
     connection = await Connection.open(own.run.port, own.key)
     bare_ms: list[float] = []
     ttft_ms: list[float] = []
-    async with bare_trip(KafkaBus(settings.cluster), settings.cluster.bootstrap) as trip:
+    async with bare_trip(KafkaBus(settings.cluster, SystemClock()), settings.cluster.bootstrap) as trip:
         for number in range(_WARM_UP + count):
             pair = await _pair(own, connection, trip, number)
             if number >= _WARM_UP:

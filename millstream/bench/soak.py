@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import msgspec
@@ -151,9 +151,9 @@ async def _load(own: Own, count: int, at_once: int, say: Say) -> tuple[_Tally, d
     return tally, samples
 
 
-async def _client(own: Own, numbers: Sequence[int] | object, tally: _Tally) -> None:
+async def _client(own: Own, numbers: Iterator[int], tally: _Tally) -> None:
     connection = await Connection.open(own.run.port, own.key)
-    for number in numbers:  # type: ignore[attr-defined]
+    for number in numbers:
         body = chat_body(own.run.model, f"Question {number}", max_tokens=_TOKENS[number % len(_TOKENS)], seed=number)
         try:
             tally.count(await connection.chat(body))
