@@ -23,3 +23,7 @@ class SequenceRefused(EngineError):
 
 class EngineGone(EngineError):
     """The engine process ended before it was ready; holds its exit status and last words."""
+
+
+class SamplingFailed(EngineError):
+    """A request's logits aren't numbers: it can't go on, the others can."""

@@ -6,13 +6,15 @@ that nothing starves. A suspect (`alone`) waits until nothing runs, and then not
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
+from wire.messages import Sampling
 from workers.engine.errors import SequenceRefused
 from workers.engine.generation import Generation, open_generations
-from workers.engine.protocol import Key, Load, Sequence
+from workers.engine.protocol import Emission, Key, Load, Sequence
 from workers.engine.vocabulary import Vocabulary
 
 
@@ -56,11 +58,8 @@ class Group:
     generations: list[Generation]
     prefilled: int = 0
     """prompt tokens whose KV is there"""
-    reserved: int = field(init=False)
-    """KV tokens that it may need"""
-
-    def __post_init__(self) -> None:
-        self.reserved = len(self.generations) * (len(self.sequence.prompt) + self.sequence.max_tokens)
+    reserved: int = 0
+    """KV tokens that it holds a claim to, once it runs"""
 
 
 class Scheduler:
@@ -74,14 +73,28 @@ class Scheduler:
         self._running: dict[Key, Group] = {}
         self._free = list(range(limits.slots - 1, -1, -1))
         self._kv_reserved = 0
+        self._settled: list[Emission] = []
 
-    def add(self, sequence: Sequence) -> list[Generation]:
-        """Queue a request; its open choices. SequenceRefused when it could never run here."""
-        check(sequence, self.limits, self._vocabulary.vocab_size)
-        group = Group(sequence, open_generations(sequence, self._vocabulary))
+    def add(self, sequence: Sequence) -> None:
+        """Queue a request. One that can never run, and choices that were complete already, only have an ending."""
+        try:
+            check(sequence, self.limits, self._vocabulary.vocab_size)
+        except SequenceRefused as exc:
+            self._settled.append(Emission(sequence.key, 0, 0, (), "", error=str(exc)))
+            return
+        group = Group(sequence, [])
+        for generation in open_generations(sequence, self._vocabulary):
+            if (ending := generation.complete()) is not None:
+                self._settled.append(ending)
+            else:
+                group.generations.append(generation)
         if group.generations:
             (self._batch if sequence.batch else self._interactive).append(group)
-        return list(group.generations)
+
+    def settled(self) -> list[Emission]:
+        """Endings of what needs no step; each is given once."""
+        settled, self._settled = self._settled, []
+        return settled
 
     def cancel(self, key: Key) -> None:
         """Forget a request; its slots are free at once."""
@@ -101,7 +114,12 @@ class Scheduler:
             del self._running[generation.sequence.key]
 
     def busy(self) -> bool:
-        return bool(self._running or self._interactive or self._batch)
+        return bool(self._running or self._interactive or self._batch or self._settled)
+
+    def runs(self, generation: Generation) -> bool:
+        """Whether a choice still has its slot."""
+        group = self._running.get(generation.sequence.key)
+        return group is not None and generation in group.generations
 
     def admit(self) -> list[Group]:
         """Start what there is room for; those that start now."""
@@ -109,6 +127,7 @@ class Scheduler:
         while (group := self._next()) is not None:
             for generation in group.generations:
                 generation.slot = self._free.pop()
+            group.reserved = _kv_tokens(group)
             self._kv_reserved += group.reserved
             self._running[group.sequence.key] = group
             started.append(group)
@@ -162,12 +181,15 @@ class Scheduler:
     def _fits(self, group: Group) -> bool:
         if self._running and (group.sequence.alone or self._suspect_runs()):
             return False
-        return len(group.generations) <= len(self._free) and self._kv_reserved + group.reserved <= self.limits.kv_tokens
+        return (
+            len(group.generations) <= len(self._free) and self._kv_reserved + _kv_tokens(group) <= self.limits.kv_tokens
+        )
 
     def _suspect_runs(self) -> bool:
         return any(group.sequence.alone for group in self._running.values())
 
     def _forget(self, gone: Callable[[Key], bool]) -> None:
+        self._settled = [emission for emission in self._settled if not gone(emission.key)]
         for queue in (self._interactive, self._batch):
             kept = [group for group in queue if not gone(group.sequence.key)]
             queue.clear()
@@ -175,6 +197,11 @@ class Scheduler:
         for key in [key for key in self._running if gone(key)]:
             for generation in list(self._running[key].generations):
                 self.end(generation)
+
+
+def _kv_tokens(group: Group) -> int:
+    """What a request may need in all."""
+    return len(group.generations) * (len(group.sequence.prompt) + group.sequence.max_tokens)
 
 
 def check(sequence: Sequence, limits: Limits, vocab_size: int) -> None:
@@ -194,6 +221,18 @@ def check(sequence: Sequence, limits: Limits, vocab_size: int) -> None:
         raise SequenceRefused(f"{sequence.n} choices are more than this engine can run at once; ask for fewer")
     if sequence.restored and len(sequence.restored) != sequence.n:
         raise SequenceRefused("restored must name every choice, or none")
+    _check_sampling(sequence.sampling, vocab_size)
+
+
+def _check_sampling(sampling: Sampling, vocab_size: int) -> None:
+    if not all(token.isdecimal() and int(token) < vocab_size for token in sampling.logit_bias):
+        raise SequenceRefused(f"logit_bias names a token outside 0 to {vocab_size - 1}")
+    numbers = (
+        *(sampling.temperature, sampling.top_p, sampling.min_p, sampling.repetition_penalty),
+        *(sampling.presence_penalty, sampling.frequency_penalty, *sampling.logit_bias.values()),
+    )
+    if not all(map(math.isfinite, numbers)) or sampling.repetition_penalty <= 0:
+        raise SequenceRefused("a sampling parameter is not a usable number")
 
 
 class _Budget:

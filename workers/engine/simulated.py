@@ -15,7 +15,6 @@ from dataclasses import dataclass
 import msgspec
 
 from wire.messages import Logprob
-from workers.engine.errors import SequenceRefused
 from workers.engine.generation import Generation
 from workers.engine.protocol import Emission, Key, Load, Sequence
 from workers.engine.scheduler import Limits, Scheduler
@@ -54,17 +53,13 @@ class SimulatedEngine:
         self._sleep = sleep
         self._now_s = now_s
         self._due_s: dict[Generation, float] = {}
-        self._settled: list[Emission] = []
 
     @property
     def fingerprint(self) -> str:
         return "sim-1"
 
     def add(self, sequence: Sequence) -> None:
-        try:
-            self._scheduler.add(sequence)
-        except SequenceRefused as exc:
-            self._settled.append(Emission(sequence.key, 0, 0, (), "", error=str(exc)))
+        self._scheduler.add(sequence)
 
     def cancel(self, key: Key) -> None:
         self._scheduler.cancel(key)
@@ -77,7 +72,7 @@ class SimulatedEngine:
     def step(self) -> Seq[Emission]:
         """Wait for what is due next, and emit it. Empty when `sleep` returned early."""
         self._start()
-        settled, self._settled = self._settled, []
+        settled = self._scheduler.settled()
         if settled or not self._due_s:
             return settled
         wait_s = min(self._due_s.values()) - self._now_s()
@@ -87,7 +82,7 @@ class SimulatedEngine:
         return [self._advance(generation) for generation, due_s in list(self._due_s.items()) if due_s <= now_s]
 
     def busy(self) -> bool:
-        return bool(self._settled) or self._scheduler.busy()
+        return self._scheduler.busy()
 
     def load(self) -> Load:
         tbt_ms = self._pace.tbt_ms
@@ -96,12 +91,8 @@ class SimulatedEngine:
 
     def _start(self) -> None:
         for group in self._scheduler.admit():
-            for generation in list(group.generations):
-                if (emission := generation.complete()) is not None:
-                    self._settled.append(emission)
-                    self._scheduler.end(generation)
-                else:
-                    self._due_s[generation] = self._now_s() + self._pace.ttft_ms / 1000
+            for generation in group.generations:
+                self._due_s[generation] = self._now_s() + self._pace.ttft_ms / 1000
 
     def _advance(self, generation: Generation) -> Emission:
         token, logprob = draw(generation)

@@ -1,0 +1,187 @@
+"""The model's forward pass in torch on CPU, over all sequences at once, with results that no neighbour can change.
+
+Linear layers are exact (see `weights`). What else crosses columns is done row by row (norms) or sequence by sequence
+(attention), with shapes that depend on that row or sequence alone; the rest is plain IEEE arithmetic by element.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import torch.nn.functional as F
+
+from workers.engine.errors import ModelUnusable
+from workers.engine.scheduler import Work
+from workers.engine.weights import Layer, Linear, Weights, load
+
+Logits = npt.NDArray[np.float32]
+NUMERICS = "w8a10"
+"""weights of 8 bits, activations of about 10"""
+_SERIAL_ELEMENTS = 32767
+"""torch cuts larger element-wise work among threads, and computes the odd ends of the cuts by another code"""
+
+
+class Runner:
+    """Holds the weights, and the keys and values of every slot."""
+
+    def __init__(self, weights: Weights, *, slots: int, context_tokens: int) -> None:
+        shape = self._shape = weights.architecture
+        self._weights = weights
+        # not filled: a page costs memory only once it is used
+        self._kv = torch.empty(shape.layers, 2, slots, shape.kv_heads, context_tokens, shape.head_size)
+        self._views = [[layer[side].split(1) for side in (0, 1)] for layer in self._kv]
+        self._cos, self._sin = _rotations(shape.inverse_frequencies, context_tokens)
+
+    @property
+    def fingerprint(self) -> str:
+        """The numerics class: what the numbers depend on, and nothing else."""
+        return f"{NUMERICS}-{self._weights.digest}-{torch.backends.cpu.get_cpu_capability().lower()}"
+
+    @property
+    def vocab_size(self) -> int:
+        return self._shape.vocab_size
+
+    @torch.inference_mode()
+    def run(self, work: Sequence[Work]) -> Logits:
+        """Compute a step. Logits of the last position of each item that draws, in order: [items, vocab]."""
+        ids = torch.tensor([token for item in work for token in item.ids])
+        positions = torch.tensor([at for item in work for at in range(item.start, item.start + len(item.ids))])
+        slots = torch.tensor([item.slot for item in work for _ in item.ids])
+        turn = self._cos[positions, None], self._sin[positions, None]
+        rows = self._weights.embedding[ids].float()
+        for index, layer in enumerate(self._weights.layers):
+            rows += self._attention(index, layer, rows, turn, (slots, positions), work)
+            rows += _mlp(layer, _norm(rows, layer.mlp_norm, self._shape.norm_epsilon))
+        for item in work:
+            end = item.start + len(item.ids)
+            for copy in item.copies:
+                self._kv[:, :, copy, :, :end] = self._kv[:, :, item.slot, :, :end]
+        return self._logits(rows, work).numpy()
+
+    def _logits(self, rows: torch.Tensor, work: Sequence[Work]) -> torch.Tensor:
+        ends, end = [], 0
+        for item in work:
+            end += len(item.ids)
+            if item.draws:
+                ends.append(end - 1)
+        return linear(_norm(rows[ends], self._weights.final_norm, self._shape.norm_epsilon), self._weights.head)
+
+    def _attention(
+        self,
+        index: int,
+        layer: Layer,
+        rows: torch.Tensor,
+        turn: tuple[torch.Tensor, torch.Tensor],
+        at: tuple[torch.Tensor, torch.Tensor],
+        work: Sequence[Work],
+    ) -> torch.Tensor:
+        shape = self._shape
+        mixed = linear(_norm(rows, layer.attention_norm, shape.norm_epsilon), layer.qkv)
+        heads = mixed.view(len(rows), -1, shape.head_size)
+        turned = shape.heads + shape.kv_heads
+        queries, keys = _rotate(heads[:, :turned], turn).split((shape.heads, shape.kv_heads), dim=1)
+        slots, positions = at
+        self._kv[index, 0][slots, :, positions] = keys
+        self._kv[index, 1][slots, :, positions] = heads[:, turned:]
+        return linear(self._attended(index, queries.contiguous(), work).view(len(rows), -1), layer.output)
+
+    def _attended(self, index: int, queries: torch.Tensor, work: Sequence[Work]) -> torch.Tensor:
+        parts, start = [], 0
+        keys, values = self._views[index]
+        for item in work:
+            mine = queries[start : start + len(item.ids)]
+            start += len(item.ids)
+            if item.stepwise:
+                for offset, query in enumerate(mine.split(1)):
+                    end = item.start + offset + 1
+                    parts.append(_step(query, keys[item.slot].narrow(2, 0, end), values[item.slot].narrow(2, 0, end)))
+            else:
+                end = item.start + len(item.ids)
+                parts.append(_piece(mine, keys[item.slot].narrow(2, 0, end), values[item.slot].narrow(2, 0, end)))
+        return torch.cat(parts)
+
+
+def load_runner(model_dir: Path, *, slots: int, context_tokens: int, threads: int) -> Runner:
+    """The runner of a model directory, warm, on so many threads of this process. ModelUnusable."""
+    torch.set_num_threads(threads)
+    weights = load(model_dir)
+    if context_tokens > weights.architecture.context_tokens:
+        raise ModelUnusable(
+            f"the model takes {weights.architecture.context_tokens} tokens of context, not {context_tokens};"
+            f" lower MILLSTREAM_CONTEXT_TOKENS"
+        )
+    runner = Runner(weights, slots=slots, context_tokens=context_tokens)
+    runner.run([Work(slot=0, start=0, ids=(0,) * min(16, context_tokens), stepwise=False)])
+    return runner
+
+
+def linear(rows: torch.Tensor, layer: Linear) -> torch.Tensor:
+    """rows · weightᵀ + bias: the same for a row whatever else is in `rows`."""
+    largest = rows.abs().amax(dim=1, keepdim=True).clamp_min(torch.finfo(torch.float32).tiny)
+    whole = (rows * (layer.levels / largest)).round_()
+    if len(layer.blocks) == 1:
+        out = F.linear(whole, layer.blocks[0])
+    else:
+        out = torch.zeros(len(rows), len(layer.scale))
+        begin = 0
+        for block in layer.blocks:
+            out += F.linear(whole[:, begin : begin + block.shape[1]], block)
+            begin += block.shape[1]
+    out *= largest / layer.levels
+    out *= layer.scale
+    return out if layer.bias is None else out.add_(layer.bias)
+
+
+def _norm(rows: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
+    mean = rows.square().sum(dim=1, keepdim=True) / rows.shape[1]
+    return rows / (mean + epsilon).sqrt_() * weight
+
+
+def _mlp(layer: Layer, rows: torch.Tensor) -> torch.Tensor:
+    gate, up = linear(rows, layer.gate_up).chunk(2, dim=1)
+    return linear(silu(gate.contiguous()).mul_(up), layer.down)
+
+
+def silu(rows: torch.Tensor) -> torch.Tensor:
+    """x / (1 + e⁻ˣ), in place, in pieces that torch never cuts, so that an element's code is always the same."""
+    width = rows.shape[1]
+    together = max(1, _SERIAL_ELEMENTS // width) if width % 16 == 0 else 1
+    for part in rows.split(together):
+        F.silu(part, inplace=True)
+    return rows
+
+
+def _rotations(inverse_frequencies: tuple[float, ...], context_tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Cosine and sine of each position's angles: [positions, head size / 2]."""
+    steps = torch.arange(context_tokens, dtype=torch.float64)
+    angles = steps[:, None] * torch.tensor(inverse_frequencies, dtype=torch.float64)
+    return angles.cos().float(), angles.sin().float()
+
+
+def _rotate(heads: torch.Tensor, turn: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+    """Rotary embedding: the first half of a head's dimensions are the real parts, the second the imaginary ones."""
+    real, imaginary = heads.chunk(2, dim=2)
+    cos, sin = turn
+    return torch.cat((real * cos - imaginary * sin, imaginary * cos + real * sin), dim=2)
+
+
+def _step(query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    """Attention of one position: [1, heads, size]. The heads that share keys are treated as a head's positions."""
+    kv_heads = keys.shape[1]
+    grouped = query.view(1, kv_heads, -1, query.shape[2])
+    return F.scaled_dot_product_attention(grouped, keys, values).view(1, -1, query.shape[2])
+
+
+def _piece(queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    """Attention of the last positions of a sequence, each to itself and all before it: [positions, heads, size]."""
+    count, end = len(queries), keys.shape[2]
+    seen = torch.ones(count, end, dtype=torch.bool).tril_(end - count)
+    return (
+        F.scaled_dot_product_attention(queries.transpose(0, 1)[None], keys, values, attn_mask=seen, enable_gqa=True)[0]
+        .transpose(0, 1)
+        .contiguous()
+    )
