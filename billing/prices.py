@@ -22,7 +22,7 @@ from billing.errors import PriceBookError
 ANY = "*"
 UNPRICED = "unpriced"
 """The price id of a line for which the book had no price: its amount is 0 and the bill warns of it"""
-_PRICE = re.compile(r"\d{1,6}(\.\d{1,6})?\Z")
+_PRICE = re.compile(r"[0-9]{1,6}(\.[0-9]{1,6})?\Z")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z")
 _MAX_REMEMBERED = 4_096
 _FIELDS = frozenset({"name", "model", "tier", "effective_from", "input", "cached_input", "output"})

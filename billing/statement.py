@@ -12,7 +12,7 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 from billing.errors import BadStatement
 from billing.ledger import Ledger, Total
 
-_MONTH = re.compile(r"(\d{4})-(\d{2})\Z")
+_MONTH = re.compile(r"([0-9]{4})-([0-9]{2})\Z")
 _COUNTS = tuple(f.name for f in fields(Total) if f.type == "int")
 _NANODOLLARS = 1_000_000_000
 

@@ -6,6 +6,7 @@ import uuid
 from collections.abc import Iterator
 
 import pytest
+from clickhouse_process import RunningClickHouse
 from kafka_broker import RunningBroker
 
 from wire.clock import SystemClock
@@ -28,6 +29,17 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningBroker]:
 def kafka_bus(broker: RunningBroker) -> KafkaBus:
     """A bus on the real broker."""
     return KafkaBus(broker.cluster, SystemClock())
+
+
+@pytest.fixture(scope="session")
+def clickhouse(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningClickHouse]:
+    """One real chDB behind ClickHouse's HTTP interface for the whole session. Tests keep apart by databases."""
+    running = RunningClickHouse(tmp_path_factory.mktemp("clickhouse"))
+    try:
+        running.start()
+        yield running
+    finally:
+        running.stop()
 
 
 @pytest.fixture
