@@ -11,13 +11,12 @@ import sys
 from collections.abc import Coroutine
 from typing import Any
 
-from wire.kafka import KafkaBus
-
 from ingress.credentials import hmac_secret
 from ingress.server import HttpServer
 from ingress.service import build
 from wire.clock import SystemClock
 from wire.errors import MillstreamError
+from wire.kafka import KafkaBus
 from wire.settings import Settings
 
 log = logging.getLogger("ingress")
@@ -54,6 +53,8 @@ async def serve(settings: Settings) -> int:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
+    clock = SystemClock()
+    buses = {region: KafkaBus(cluster, clock) for region, cluster in settings.regions.items()}
     clock = SystemClock()
     buses = {region: KafkaBus(cluster, clock) for region, cluster in settings.regions.items()}
     ingress = await build(settings, buses, clock)

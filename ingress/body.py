@@ -6,13 +6,9 @@ from collections.abc import Mapping
 
 from starlette.types import Receive
 
-from ingress.errors import ApiError, IngressError
+from ingress.errors import ApiError
 
 JSON_TYPES = ("application/json", "text/json")
-
-
-class Gone(IngressError):
-    """The client left before its request was read."""
 
 
 def check_headers(headers: Mapping[str, str], max_bytes: int) -> None:
@@ -30,13 +26,13 @@ def check_headers(headers: Mapping[str, str], max_bytes: int) -> None:
 
 
 async def read_body(receive: Receive, max_bytes: int) -> bytes:
-    """The whole body. ApiError 413 as soon as it is too long, Gone if the client leaves."""
+    """The whole body. ApiError 413 as soon as it is too long, 400 if it breaks off."""
     parts: list[bytes] = []
     size = 0
     while True:
         message = await receive()
         if message["type"] == "http.disconnect":
-            raise Gone
+            raise ApiError(400, "The body broke off or its chunks are malformed.", code="incomplete_body")
         part = message.get("body", b"")
         size += len(part)
         if size > max_bytes:

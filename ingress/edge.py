@@ -10,7 +10,6 @@ from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from ingress.body import Gone
 from ingress.errors import ApiError
 from ingress.metrics import Metrics
 
@@ -46,8 +45,6 @@ class Edge:
                 await _respond(answer.send, 204, _preflight(headers), b"")
             else:
                 await self._app(scope, receive, answer.send)
-        except Gone:
-            return
         except ApiError as error:
             await self._error(answer, error)
         except HTTPException as error:

@@ -66,13 +66,6 @@ def shed() -> ApiError:
     return unavailable("The service is over capacity; try again.", retry_after_s=2, code="overloaded")
 
 
-def slow_reader() -> ApiError:
-    """The client doesn't read what it asked for."""
-    return ApiError(
-        503, "The client read too slowly and its stream was cancelled.", code="slow_reader", should_retry=False
-    )
-
-
 def _engine_failed() -> ApiError:
     return ApiError(500, "The engine failed on this request; it is not billed.", code="engine_error")
 

@@ -111,7 +111,7 @@ class _Exchange:
             await asyncio.wait((pump, gone, outlet.overflowed), return_when=asyncio.FIRST_COMPLETED)
             if outlet.overflowed.done():
                 self._gateway.metrics.slow_readers.inc()
-            if not pump.done():
+            if outlet.overflowed.done() or not pump.done():
                 _leave(runs)
         finally:
             pump.cancel()
@@ -141,7 +141,9 @@ class _Exchange:
 async def _pump(outlet: Outlet, send: Send) -> None:
     while (event := await outlet.take()) is not None:
         await send({"type": "http.response.body", "body": event, "more_body": True})
-    await send({"type": "http.response.body", "body": b"", "more_body": False})
+    # A stream whose reader was too slow is cut without its last chunk, so that nobody takes it for whole.
+    if not outlet.overflowed.done():
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
 def _leave(runs: Iterable[Run]) -> None:

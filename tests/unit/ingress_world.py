@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -246,15 +247,33 @@ class World:
         await (await producer.send(topic, value, key=key.encode(), partition=0))
         await producer.stop()
 
-    async def raw(self, data: bytes) -> bytes:
-        """Send bytes on a connection of their own, read until the server closes."""
-        reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
-        writer.write(data)
-        await writer.drain()
+    @asynccontextmanager
+    async def connection(self, limit: int = 2**16) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+        """A connection of one's own."""
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.port, limit=limit)
         try:
-            return await reader.read()
+            yield reader, writer
         finally:
             writer.close()
+
+    async def raw(self, data: bytes) -> bytes:
+        """Send bytes on a connection of their own, read until the server closes."""
+        async with self.connection() as (reader, writer):
+            writer.write(data)
+            return await reader.read()
+
+    def post(self, path: str, body: Any, *headers: str) -> bytes:
+        """A request as bytes, with a good key. A body of bytes is sent as it is."""
+        raw = body if isinstance(body, bytes) else json.dumps(body).encode()
+        lines = [
+            f"POST {path} HTTP/1.1",
+            "Host: x",
+            f"Authorization: Bearer {KEY}",
+            "Content-Type: application/json",
+            f"Content-Length: {len(raw)}",
+            *headers,
+        ]
+        return "".join(f"{line}\r\n" for line in (*lines, "")).encode() + raw
 
 
 async def eventually(condition: Callable[[], Awaitable[bool]]) -> None:
