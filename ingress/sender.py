@@ -16,6 +16,7 @@ from wire.bus import Producer
 from wire.clock import Clock
 from wire.codec import encode
 from wire.errors import BusError, SendUnknown, Unavailable, UnknownTopic
+from wire.fleet import Fleet
 from wire.messages import Attach, Cancel, Request
 from wire.topics import FleetTopics
 
@@ -51,11 +52,50 @@ class Pulse:
 
 
 class Sender:
-    """Sends parcels. `put` never waits; `run` is the task that does."""
+    """Sends parcels. `put` never waits; tasks of `run` do, one a fleet, so that a fleet whose topic can't be found
+
+    keeps nobody else waiting."""
 
     def __init__(self, producers: Mapping[str, Producer], pulse: Pulse, clock: Clock) -> None:
         """`producers` by region, acks all."""
         self._producers = producers
+        self._pulse = pulse
+        self._clock = clock
+        self._lanes: dict[Fleet, _Lane] = {}
+        self._new_lanes: asyncio.Queue[_Lane] = asyncio.Queue()
+
+    def put(self, parcel: Parcel) -> None:
+        """Send this after all that was put for its fleet before."""
+        fleet = parcel.target.fleet
+        lane = self._lanes.get(fleet)
+        if lane is None:
+            producer = self._producers.get(fleet.region)
+            lane = self._lanes[fleet] = _Lane(producer, FleetTopics(fleet).requests, self._pulse, self._clock)
+            self._new_lanes.put_nowait(lane)
+        lane.put(parcel)
+
+    async def run(self) -> None:
+        """Send until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            while True:
+                lane = await self._new_lanes.get()
+                group.create_task(lane.run(), name=f"lane {lane.topic}")
+
+    async def flush(self) -> None:
+        """Once `run` has ended: send what was put and wait until the log has it or doesn't take it."""
+        for lane in self._lanes.values():
+            await lane.flush()
+        for producer in self._producers.values():
+            await producer.flush()
+
+
+class _Lane:
+    """One fleet's parcels, in order."""
+
+    def __init__(self, producer: Producer | None, topic: str, pulse: Pulse, clock: Clock) -> None:
+        """`producer` None: there is no cluster of the fleet's region."""
+        self.topic = topic
+        self._producer = producer
         self._pulse = pulse
         self._clock = clock
         self._parcels: deque[Parcel] = deque()
@@ -63,12 +103,10 @@ class Sender:
         self._filled = asyncio.Event()
 
     def put(self, parcel: Parcel) -> None:
-        """Send this after all that was put before."""
         self._parcels.append(parcel)
         self._filled.set()
 
     async def run(self) -> None:
-        """Send until cancelled."""
         while True:
             await self._wait()
             while self._parcels:
@@ -78,11 +116,8 @@ class Sender:
                 await self._send(parcel, until_ms)
 
     async def flush(self) -> None:
-        """Send what was put so far and wait until the log has it or doesn't take it."""
         while self._parcels:
             await self._send(self._parcels.popleft(), 0)
-        for producer in self._producers.values():
-            await producer.flush()
 
     async def _wait(self) -> None:
         try:
@@ -93,20 +128,20 @@ class Sender:
         self._filled.clear()
 
     async def _send(self, parcel: Parcel, until_ms: float) -> None:
-        target = parcel.target
         try:
-            sent = await self._producers[target.fleet.region].send(
-                FleetTopics(target.fleet).requests, encode(parcel.message), partition=target.shard
-            )
+            sent = await self._queue(parcel)
         except Unavailable as exc:
             self._not_queued(parcel, until_ms, exc)
-            return
-        except (UnknownTopic, ValueError, KeyError) as exc:
-            # No topic or no cluster of this fleet's, or a record over the topic's limit: waiting won't help.
-            log.warning("a %s for %s can't be sent: %s", type(parcel.message).__name__, target.fleet.name, exc)
+        except (UnknownTopic, ValueError) as exc:  # ValueError: a record over the topic's limit
+            log.warning("a %s can't be sent to %s: %s", type(parcel.message).__name__, self.topic, exc)
             self._not_queued(parcel, 0, Unavailable("the shard can't be reached"))
-            return
-        sent.add_done_callback(lambda future: self._acknowledged(parcel, future))
+        else:
+            sent.add_done_callback(lambda future: self._acknowledged(parcel, future))
+
+    async def _queue(self, parcel: Parcel) -> asyncio.Future[int]:
+        if self._producer is None:
+            raise UnknownTopic(self.topic)
+        return await self._producer.send(self.topic, encode(parcel.message), partition=parcel.target.shard)
 
     def _not_queued(self, parcel: Parcel, until_ms: float, exc: Unavailable) -> None:
         if isinstance(parcel.message, Cancel) and self._clock.monotonic_ms() < until_ms:

@@ -295,7 +295,6 @@ async def test_a_log_that_goes_away_is_503_and_nothing_runs_after_it() -> None:
 
 async def test_a_queue_that_is_full_is_503_at_once() -> None:
     async with world(silent) as w:
-        w.bus._queue_bytes = 1
         for producer in w.ingress._producers:
             producer._queue_bytes = 1  # type: ignore[attr-defined]
         w.log.away()

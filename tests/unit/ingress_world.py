@@ -15,7 +15,7 @@ import httpx
 from ingress.credentials import hmac_secret, key_hmac
 from ingress.server import HttpServer
 from ingress.service import Ingress, build
-from wire.bus import Partition
+from wire.bus import Bus, Partition
 from wire.clock import SystemClock
 from wire.codec import decode, encode
 from wire.fleet import Fleet
@@ -91,7 +91,7 @@ Script = Callable[["Owner", Request, int], Awaitable[None]]
 class Owner:
     """Owns every shard of the fleet and does with each Request what its script says."""
 
-    bus: MemoryBus
+    bus: Bus
     script: Script
     requests: list[tuple[Request, int]] = field(default_factory=list)
     cancels: list[Cancel] = field(default_factory=list)
@@ -102,20 +102,22 @@ class Owner:
     epoch: int = 7
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
 
-    async def run(self) -> None:
+    async def start(self) -> None:
         self._out = await self.bus.producer()
-        reader = await self.bus.reader()
+        self._reader = await self.bus.reader()
         topic = FleetTopics(FLEET).requests
-        await reader.assign({Partition(topic, shard): "earliest" for shard in range(SHARDS)})
+        await self._reader.assign({Partition(topic, shard): "latest" for shard in range(SHARDS)})
+
+    async def run(self) -> None:
         try:
             while True:
-                for record in await reader.poll(200):
+                for record in await self._reader.poll(200):
                     self._take(decode(record.value), record.partition)
         finally:
             for task in list(self._tasks):
                 task.cancel()
             await asyncio.gather(*self._tasks, return_exceptions=True)
-            await reader.stop()
+            await self._reader.stop()
             await self._out.stop()
 
     def _take(self, message: Any, shard: int) -> None:
@@ -231,7 +233,8 @@ class World:
     """What a test has in its hands."""
 
     log: MemoryLog
-    bus: MemoryBus
+    """the in-memory bus's, whether or not it is used"""
+    bus: Bus
     owner: Owner
     ingress: Ingress
     client: httpx.AsyncClient
@@ -307,13 +310,16 @@ def signal(clock: SystemClock, shard: int = 0) -> EngineSignal:
 
 
 @asynccontextmanager
-async def world(script: Script = answer, **settings: Any) -> AsyncIterator[World]:
+async def world(script: Script = answer, bus: Bus | None = None, **settings: Any) -> AsyncIterator[World]:
     """A running ingress, ready, with one model, one key and one engine."""
     clock = SystemClock()
     log = MemoryLog(clock)
-    bus = MemoryBus(log)
-    await (await bus.admin()).create(all_topics([(FLEET, SHARDS)], [("local", 2)]))
+    bus = bus or MemoryBus(log)
+    admin = await bus.admin()
+    await admin.create(all_topics([(FLEET, SHARDS)], [("local", 2)]))
+    await admin.stop()
     owner = Owner(bus, script)
+    await owner.start()
     owning = asyncio.create_task(owner.run())
     port = free_port()
     known = {"port": port, "slots": 2, "key_secret": SECRET}
