@@ -26,6 +26,7 @@ from wire.topics import JOURNAL_PREFIX, USAGE, journal_fleet
 LEDGER_GROUP = "ledger"
 MAX_NAMED = 1_000
 MAX_MISSING = 100_000
+WINDOW_FINISHES = 1_000
 ROWS_AT_ONCE = 5_000
 WAIT_MS = 10_000
 RETRY_S = 0.3
@@ -120,7 +121,7 @@ async def _partition(reader: Reader, ledger: Ledger, at: Partition, prices: Mapp
     except BadFleet as exc:
         tally.differ([broken(at.topic, at.partition, 0, f"is no fleet's: {exc}")])
         return
-    walk = Walk(fleet, at)
+    walk = Walk(fleet, at, WINDOW_FINISHES)
     async for window in walk.windows(reader):
         lines = await _lines(ledger, window.fleet, window.shard, window.from_offset, window.to_offset)
         differences, missing, met = compare(window, lines, prices)

@@ -13,7 +13,6 @@ from wire.fleet import Fleet
 from wire.journal import Fold, JournalBroken, usage_of
 from wire.messages import Claim, Finish, Journal, Usage
 
-WINDOW_FINISHES = 1_000
 POLL_MS = 500
 STUCK_POLLS = 60
 """Polls in a row without a record, short of the end, after which the log counts as away"""
@@ -25,7 +24,7 @@ class Walk:
 
     fleet: Fleet
     at: Partition
-    window_finishes: int = WINDOW_FINISHES
+    window_finishes: int = 1_000
     records: int = 0
     differences: list[Difference] = field(default_factory=list)
     _fold: Fold = field(default_factory=Fold)
