@@ -7,30 +7,40 @@ import time
 from collections.abc import Callable
 
 SILENCE_S = 30.0
+_NOISY = (
+    "aiokafka",
+    "aiokafka.cluster",
+    "aiokafka.conn",
+    "aiokafka.consumer.consumer",
+    "aiokafka.consumer.fetcher",
+    "aiokafka.consumer.group_coordinator",
+    "aiokafka.consumer.subscription_state",
+    "aiokafka.producer.sender",
+)
 
 
-class Tamed(logging.Handler):
-    """Passes each kind of warning on once in 30 s, as a warning; everything less is for debugging."""
+class Tamed(logging.Filter):
+    """Lets each kind of warning pass once in 30 s, as a warning; what is less passes only where debugging is on."""
 
-    def __init__(self, target: logging.Logger, monotonic: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
         super().__init__()
-        self._target = target
         self._monotonic = monotonic
-        self._last: dict[tuple[str, str], float] = {}
+        self._last: dict[str, float] = {}
 
-    def emit(self, record: logging.LogRecord) -> None:
-        level = logging.DEBUG
-        if record.levelno >= logging.WARNING:
-            kind, now = (record.name, str(record.msg)), self._monotonic()
-            if now - self._last.get(kind, float("-inf")) >= SILENCE_S:
-                self._last[kind] = now
-                level = logging.WARNING
-        self._target.log(level, "%s: %s", record.name, record.getMessage(), exc_info=record.exc_info)
+    def filter(self, record: logging.LogRecord) -> bool:
+        if record.levelno < logging.WARNING:
+            return logging.getLogger(record.name).isEnabledFor(logging.DEBUG)
+        kind, now = str(record.msg), self._monotonic()
+        if now - self._last.get(kind, float("-inf")) < SILENCE_S:
+            return False
+        self._last[kind] = now
+        record.levelno, record.levelname = logging.WARNING, "WARNING"
+        return True
 
 
 def tame() -> None:
-    """Send aiokafka's log lines through `Tamed`; doing it again changes nothing."""
-    noisy = logging.getLogger("aiokafka")
-    if not any(isinstance(handler, Tamed) for handler in noisy.handlers):
-        noisy.addHandler(Tamed(logging.getLogger("wire.kafka")))
-        noisy.propagate = False
+    """Put `Tamed` before every logger of aiokafka that is noisy; doing it again changes nothing."""
+    for name in _NOISY:
+        noisy = logging.getLogger(name)
+        if not any(isinstance(old, Tamed) for old in noisy.filters):
+            noisy.addFilter(Tamed())
