@@ -12,12 +12,15 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import faust
 import msgspec
 import pytest
 from kafka_broker import RunningBroker
 from routing_world import signal
 
-from wire.bus import Partition, Producer
+from aggregator.app import keep_running
+from aggregator.control import build
+from wire.bus import Partition, Producer, Record
 from wire.clock import SystemClock
 from wire.codec import decode, encode
 from wire.errors import BusError
@@ -25,10 +28,10 @@ from wire.fleet import Fleet
 from wire.follow import Follower, dead_letters
 from wire.kafka import KafkaBus
 from wire.messages import Dead, DemandSignal, EngineSignal, EngineState, Snapshot
-from wire.settings import Cluster
+from wire.settings import Cluster, Settings
 from wire.topics import DEAD, SIGNALS, WEIGHTS, shared_topics, weights_key
 
-pytestmark = [pytest.mark.kafka, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.kafka, pytest.mark.timeout(400)]
 
 CLOCK = SystemClock()
 SIGNAL_EVERY_S = 0.5
@@ -100,7 +103,7 @@ class World:
             await asyncio.sleep(SIGNAL_EVERY_S)
 
 
-async def until(condition: Callable[[], bool], what: str, within_s: float = 60.0) -> None:
+async def until(condition: Callable[[], bool], what: str, within_s: float = 90.0) -> None:
     try:
         async with asyncio.timeout(within_s):
             while not condition():  # noqa: ASYNC110 - what is waited for is another process
@@ -220,3 +223,26 @@ async def test_one_process_outlives_the_broker_and_ends_without_it(
 async def back(broker: RunningBroker) -> None:
     broker.launch()
     await broker.serving(within_s=120)
+
+
+async def test_a_crashed_app_is_built_anew(world: World, broker: RunningBroker, tmp_path: Path) -> None:
+    settings = Settings(regions={"local": broker.cluster}, state_dir=tmp_path)
+    heard: list[int] = []
+    apps: list[faust.App] = []
+
+    async def hear(record: Record) -> None:
+        heard.append(record.offset)
+
+    def make() -> faust.App:
+        apps.append(build(settings, hear))
+        return apps[-1]
+
+    stop = asyncio.Event()
+    running = asyncio.create_task(keep_running(make, stop))
+    await until(lambda: bool(heard), "signals are heard")
+    await apps[-1].crash(RuntimeError("for the test"))
+    before = len(heard)
+    await until(lambda: len(apps) == 2 and len(heard) > before + 3, "signals are heard again")
+    assert heard == sorted(heard)
+    stop.set()
+    await asyncio.wait_for(running, 30)
