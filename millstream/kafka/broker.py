@@ -1,7 +1,7 @@
 """One Kafka broker in KRaft mode, for one machine: settings, storage, command line, readiness.
 
-`jars` fetches what it runs. The caller owns the process: start `command(…)`, stop it by SIGTERM (a second or two) or,
-since the log survives that, by SIGKILL.
+`jars` fetches what it runs. All of it blocks but `ready`. The caller owns the process: start `command(…)`, stop it by
+SIGTERM (a second or two) or, since the log survives that, by SIGKILL.
 """
 
 from __future__ import annotations
@@ -9,9 +9,11 @@ from __future__ import annotations
 import base64
 import logging
 import shutil
+import socket
 import subprocess
 import tempfile
 import uuid
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -20,7 +22,8 @@ from aiokafka.errors import KafkaError
 from aiokafka.protocol.metadata import MetadataRequest
 
 from millstream.kafka.errors import KafkaSetupError
-from millstream.kafka.jars import jars, java
+from millstream.kafka.jars import fetch, java
+from millstream.kafka.warm import archive, make_archive
 
 __all__ = ["BrokerConfig", "KafkaSetupError", "command", "format_storage", "jars", "java", "ready", "render_config"]
 
@@ -47,6 +50,31 @@ class BrokerConfig:
     def bootstrap(self) -> str:
         """host:port, for clients."""
         return f"127.0.0.1:{self.port}"
+
+
+def jars(cache_dir: Path, progress: Callable[[str], None]) -> Path:
+    """The directory with Kafka's jars. The first time they are fetched and prepared, and `progress` is told so.
+
+    KafkaSetupError without Maven or Java 17, and when Maven fails.
+    """
+    java()
+    jar_dir = fetch(cache_dir, progress)
+    if archive(jar_dir) is None:
+        progress("preparing Apache Kafka to start fast (once)")
+        make_archive(jar_dir, lambda scratch: _trial(jar_dir, scratch))
+    return jar_dir
+
+
+def _trial(jar_dir: Path, scratch: Path) -> list[str]:
+    config = BrokerConfig(data_dir=scratch / "data", port=_free_port(), controller_port=_free_port())
+    format_storage(jar_dir, config)
+    return command(jar_dir, config)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
 
 def render_config(config: BrokerConfig) -> str:
@@ -140,10 +168,14 @@ def command(jar_dir: Path, config: BrokerConfig) -> list[str]:
 
 
 def _java(jar_dir: Path, heap_mb: int, *args: str) -> list[str]:
+    classes = archive(jar_dir)
     return [
         str(java()),
         f"-Xmx{heap_mb}m",
         "-XX:+UseSerialGC",
+        # the quick compiler only: half the processor time of a start, and no bursts of compiling beside the engine
+        "-XX:TieredStopAtLevel=1",
+        *([f"-XX:SharedArchiveFile={classes}", "-Xlog:cds=off"] if classes else []),
         "-XX:+ExitOnOutOfMemoryError",
         "-Djava.awt.headless=true",
         f"-Dlog4j2.configurationFile={_LOGGING}",

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from wire.errors import MillstreamError
+from millstream.errors import StartFailed
 
 
-class KafkaSetupError(MillstreamError):
+class KafkaSetupError(StartFailed):
     """Kafka can't be set up on this machine; the message says what to do."""

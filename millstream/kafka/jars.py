@@ -16,7 +16,7 @@ JAVA_AT_LEAST = 17
 _POM = Path(__file__).with_name("pom.xml")
 
 
-def jars(cache_dir: Path, progress: Callable[[str], None]) -> Path:
+def fetch(cache_dir: Path, progress: Callable[[str], None]) -> Path:
     """The directory with Kafka's jars; fetches them the first time (54 MB), telling `progress` a sentence.
 
     KafkaSetupError when Maven is missing or fails.
