@@ -7,7 +7,6 @@ name, can't make a count negative or wrong.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from wire.fleet import Fleet
 from wire.messages import EngineSignal
@@ -18,33 +17,37 @@ TRAVEL_MS = 20
 Shard = tuple[Fleet, int]
 
 
-@dataclass(frozen=True, slots=True)
-class _Flight:
-    shard: Shard
-    sent_ms: int
+Name = tuple[str, int]
 
 
 class Flights:
     """Attempts that were sent and haven't ended."""
 
     def __init__(self) -> None:
-        self._open: dict[tuple[str, int], _Flight] = {}
+        self._open: dict[Name, Shard] = {}
         self._counts: dict[Shard, int] = {}
+        self._young: dict[Shard, dict[Name, int]] = {}
+        """attempts that no signal has counted yet, the oldest first, and when they were sent"""
 
     def sent(self, request_id: str, attempt: int, shard: Shard, now_ms: int) -> None:
         """An attempt went to a shard. Sent again it is counted where it went last."""
         self.ended(request_id, attempt)
-        self._open[request_id, attempt] = _Flight(shard, now_ms)
+        self._open[request_id, attempt] = shard
         self._counts[shard] = self._counts.get(shard, 0) + 1
+        self._young.setdefault(shard, {})[request_id, attempt] = now_ms
 
     def ended(self, request_id: str, attempt: int) -> None:
         """An attempt is over; the second time, or for one that was never sent, nothing happens."""
-        flight = self._open.pop((request_id, attempt), None)
-        if flight is None:
+        shard = self._open.pop((request_id, attempt), None)
+        if shard is None:
             return
-        self._counts[flight.shard] -= 1
-        if not self._counts[flight.shard]:
-            del self._counts[flight.shard]
+        self._counts[shard] -= 1
+        if not self._counts[shard]:
+            del self._counts[shard]
+        young = self._young.get(shard, {})
+        young.pop((request_id, attempt), None)
+        if not young:
+            self._young.pop(shard, None)
 
     @property
     def counts(self) -> Mapping[Shard, int]:
@@ -52,10 +55,19 @@ class Flights:
         return self._counts
 
     def unseen(self, signals: Mapping[Shard, EngineSignal]) -> dict[Shard, int]:
-        """Attempts too young for their engine's last signal to count them: `choose`'s unseen."""
+        """Attempts too young for their engine's last signal to count them: `choose`'s unseen.
+
+        What a signal has counted once is not looked at again: a shard's signals only get newer.
+        """
         counts: dict[Shard, int] = {}
-        for flight in self._open.values():
-            signal = signals.get(flight.shard)
-            if signal is not None and flight.sent_ms > signal.at_ms - TRAVEL_MS:
-                counts[flight.shard] = counts.get(flight.shard, 0) + 1
+        for shard, young in list(self._young.items()):
+            signal = signals.get(shard)
+            if signal is None:
+                continue
+            while young and next(iter(young.values())) <= signal.at_ms - TRAVEL_MS:
+                del young[next(iter(young))]
+            if young:
+                counts[shard] = len(young)
+            else:
+                del self._young[shard]
         return counts

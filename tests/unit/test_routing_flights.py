@@ -57,3 +57,31 @@ def test_counts_are_those_of_the_open_attempts(steps: list[tuple[bool, int, int,
             expected.pop((number, attempt), None)
     places = list(expected.values())
     assert dict(flights.counts) == {shard: places.count(shard) for shard in set(places)}
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(["sent", "ended", "signal"]), st.integers(0, 6), st.sampled_from([0, 1]), st.integers(0, 40)
+        )
+    )
+)
+def test_unseen_are_the_open_attempts_since_the_last_signal(steps: list[tuple[str, int, int, int]]) -> None:
+    flights, now_ms = Flights(), NOW_MS
+    sent_ms: dict[str, tuple[int, int]] = {}
+    signals = by_shard(signal(0), signal(1))
+    for what, number, shard, passed_ms in steps:
+        now_ms += passed_ms
+        if what == "sent":
+            flights.sent(f"{number}", 1, (fleet(), shard), now_ms)
+            sent_ms[f"{number}"] = (shard, now_ms)
+        elif what == "ended":
+            flights.ended(f"{number}", 1)
+            sent_ms.pop(f"{number}", None)
+        else:
+            signals |= by_shard(signal(shard, at_ms=now_ms))
+        expected: dict[tuple[object, int], int] = {}
+        for place, at_ms in sent_ms.values():
+            if at_ms > signals[fleet(), place].at_ms - TRAVEL_MS:
+                expected[fleet(), place] = expected.get((fleet(), place), 0) + 1
+        assert flights.unseen(signals) == expected
