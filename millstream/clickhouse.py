@@ -60,14 +60,19 @@ async def serve(data: Path, port: int, settings: Settings) -> None:
     server = Server(
         interface, HOST, port, interface=Interfaces.ASGINL, log_enabled=False, websockets=False, backlog=1024
     )
-    loop = asyncio.get_running_loop()
+    stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, server.stop)
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
     log.info("serving %s on http://%s:%d", data, HOST, port)
+    serving, stopping = asyncio.create_task(server.serve()), asyncio.create_task(stop.wait())
     try:
-        await server.serve()
+        await asyncio.wait([serving, stopping], return_when=asyncio.FIRST_COMPLETED)
     finally:
+        # in this order: the server waits for its requests, and they for the database
         await interface.stop()
+        server.signal_handler_interrupt()  # type: ignore[no-untyped-call]
+        await serving
+        stopping.cancel()
         await asyncio.to_thread(engine.close)
         log.info("closed %s", data)
 

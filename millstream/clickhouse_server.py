@@ -13,7 +13,7 @@ import hmac
 import logging
 import uuid
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
@@ -33,8 +33,29 @@ MAX_BODY_BYTES = 256 * 1024**2
 READERS = 4
 WRITERS = 2
 MAX_WAITING = 256
+KILL_AGAIN_S = 0.2
 _CONTENT_TYPES = {"JSON": "application/json", "JSONCompact": "application/json", "CSV": "text/csv; charset=UTF-8"}
 _LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
+
+
+class Job:
+    """A statement in a pool: `waiting.cancel()` works until it starts, `done` is for the event loop to wait for."""
+
+    def __init__(self, waiting: Future[Answer]) -> None:
+        self.waiting = waiting
+        loop = asyncio.get_running_loop()
+        self.done: asyncio.Future[None] = loop.create_future()
+        waiting.add_done_callback(lambda _: loop.call_soon_threadsafe(self._end))
+
+    def answer(self) -> Answer:
+        """What it gave. Refusal when it failed, or was cancelled before it started."""
+        if self.waiting.cancelled():
+            raise refusal(503, 236, "ABORTED", "The server is shutting down")
+        return self.waiting.result()
+
+    def _end(self) -> None:
+        if not self.done.done():
+            self.done.set_result(None)
 
 
 class HttpInterface:
@@ -46,7 +67,9 @@ class HttpInterface:
         self._password = password
         self._readers = ThreadPoolExecutor(READERS, "read")
         self._writers = ThreadPoolExecutor(WRITERS, "write")
-        self._running = 0
+        self._reading: set[Job] = set()
+        self._writing: set[Job] = set()
+        self._stopping = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -71,31 +94,41 @@ class HttpInterface:
             await _respond(send, 200, self._headers(asked, answer), answer.body)
 
     async def stop(self) -> None:
-        """End what only reads, wait for what writes."""
-        await asyncio.to_thread(self._engine.kill_reads)
+        """Take nothing more on, end what only reads, wait for what writes."""
+        self._stopping = True
+        for job in self._reading | self._writing:
+            job.waiting.cancel()
+        while reading := [job.done for job in self._reading]:
+            await asyncio.to_thread(self._engine.kill_reads)
+            await asyncio.wait(reading, timeout=KILL_AGAIN_S)
+        while writing := [job.done for job in self._writing]:
+            await asyncio.wait(writing)
         for pool in (self._readers, self._writers):
-            await asyncio.to_thread(pool.shutdown, wait=True, cancel_futures=True)
+            pool.shutdown(wait=False)
 
     async def _run(self, asked: Statement, receive: Receive) -> Answer | None:
         """None when the client left meanwhile: what it asked to read is stopped, what it asked to write is not."""
-        if self._running >= MAX_WAITING:
+        if self._stopping or len(self._reading) + len(self._writing) >= MAX_WAITING:
             raise refusal(503, 202, "TOO_MANY_SIMULTANEOUS_QUERIES", "Too many simultaneous queries")
         writes = asked.verb == b"INSERT"
-        self._running += 1
+        pool, jobs = (self._writers, self._writing) if writes else (self._readers, self._reading)
+        job = Job(pool.submit(self._engine.run, asked))
+        jobs.add(job)
+        leaving = asyncio.create_task(_left(receive))
         try:
-            loop = asyncio.get_running_loop()
-            work = loop.run_in_executor(self._writers if writes else self._readers, self._engine.run, asked)
-            leaving = asyncio.create_task(_left(receive))
-            either: list[asyncio.Future[Any]] = [work, leaving]
+            either: list[asyncio.Future[Any]] = [job.done, leaving]
             await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
-            left = not work.done()
-            leaving.cancel()
-            if left and not writes:
+            if job.done.done():
+                return job.answer()
+            while not writes and not job.done.done() and not job.waiting.cancel():
+                # one that is only just starting can't be found at once
                 await asyncio.to_thread(self._engine.kill, asked.query_id)
-            answer = await work
-            return None if left else answer
+                await asyncio.wait([job.done], timeout=KILL_AGAIN_S)
+            await asyncio.wait([job.done])
+            return None
         finally:
-            self._running -= 1
+            leaving.cancel()
+            jobs.discard(job)
 
     def _authenticate(self, query_string: bytes, headers: Mapping[str, str]) -> None:
         if not self._password:

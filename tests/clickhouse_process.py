@@ -33,11 +33,11 @@ class RunningClickHouse:
     def settings(self, database: str) -> ClickHouse:
         return ClickHouse(port=self.port, database=database)
 
-    def start(self, within_s: float = 60.0) -> None:
-        """Start it and wait until it answers."""
+    def start(self, within_s: float = 60.0, **environ: str) -> None:
+        """Start it, with more in its environment, and wait until it answers."""
         argv = [sys.executable, "-m", "millstream.clickhouse", "--data", str(self.data), "--port", str(self.port)]
         with self._log.open("ab") as out:
-            self.process = subprocess.Popen(argv, cwd=ROOT, env=dict(os.environ), stdout=out, stderr=out)
+            self.process = subprocess.Popen(argv, cwd=ROOT, env={**os.environ, **environ}, stdout=out, stderr=out)
         until = time.monotonic() + within_s
         while not self.answers():
             if self.process.poll() is not None or time.monotonic() > until:
