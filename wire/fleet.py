@@ -11,7 +11,7 @@ from wire.errors import WireError
 _PART = re.compile(r"[a-z0-9][a-z0-9_-]*\Z")
 
 
-class BadFleet(WireError):
+class BadFleet(WireError, ValueError):
     """A part of a fleet's name holds what a topic name can't."""
 
 

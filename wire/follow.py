@@ -6,6 +6,7 @@ Both read every partition there is when they start, survive the log's being away
 
 from __future__ import annotations
 
+import abc
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping
@@ -46,7 +47,7 @@ def dead_letters(producer: Producer, reader: str, clock: Clock) -> Dump:
     return dump
 
 
-class _Background:
+class _Background(abc.ABC):
     """One task that reads a topic from `start` until it is stopped."""
 
     def __init__(self, bus: Bus, topic: str, start: Start, dead: Dump) -> None:
@@ -72,7 +73,7 @@ class _Background:
         reader = await self._bus.reader(client_id=f"follow-{self._topic}")
         try:
             partitions = await self._assigned(reader)
-            await self._began(reader, partitions)
+            await self._began()
             while True:
                 for record in await reader.poll(POLL_MS):
                     await self._take(record)
@@ -106,14 +107,17 @@ class _Background:
             # a reader that dies silently would be worse than one message lost on a fault of its handler
             _log.exception("%s[%d] offset %d was read, but could not be handled", *record.at, record.offset)
 
-    async def _began(self, reader: Reader, partitions: tuple[Partition, ...]) -> None:
+    @abc.abstractmethod
+    async def _began(self) -> None:
         """The positions are fixed."""
 
+    @abc.abstractmethod
     async def _polled(self, reader: Reader, partitions: tuple[Partition, ...]) -> None:
         """One poll is done."""
 
+    @abc.abstractmethod
     def _apply(self, record: Record) -> None:
-        raise NotImplementedError
+        """Take one record; DecodeError if it can't be read."""
 
 
 class Follower(_Background, Generic[T]):
@@ -166,6 +170,9 @@ class Follower(_Background, Generic[T]):
         if self.checked_at_monotonic_ms is None:
             return float("inf")
         return self._clock.monotonic_ms() - self.checked_at_monotonic_ms
+
+    async def _began(self) -> None:
+        """What counts is when it has caught up."""
 
     async def _polled(self, reader: Reader, partitions: tuple[Partition, ...]) -> None:
         now_ms = self._clock.monotonic_ms()
@@ -220,8 +227,11 @@ class Tail(_Background, Generic[T]):
         """Returns once the position is fixed: what is sent after that is seen."""
         await self._reading.wait()
 
-    async def _began(self, reader: Reader, partitions: tuple[Partition, ...]) -> None:
+    async def _began(self) -> None:
         self._reading.set()
+
+    async def _polled(self, reader: Reader, partitions: tuple[Partition, ...]) -> None:
+        """A tail has no end to catch up with."""
 
     def _apply(self, record: Record) -> None:
         self._handle(decode(record.value, self._kind), record)

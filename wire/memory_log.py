@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 
-from wire.bus import AtOffset, AtTime, Partition, Record, Start
+from wire.bus import AtOffset, Partition, Record, Start
 from wire.clock import Clock
 from wire.errors import Unavailable, UnknownTopic
 from wire.memory_group import Group
@@ -142,9 +142,8 @@ class MemoryLog:
                 return stored.end
             case AtOffset(offset):
                 return min(max(offset, stored.start), stored.end)
-            case AtTime(timestamp_ms):
-                late = (r.offset for r in stored.records if r.timestamp_ms >= timestamp_ms)
-                return next(late, stored.end)
+        late = (r.offset for r in stored.records if r.timestamp_ms >= start.timestamp_ms)
+        return next(late, stored.end)
 
     # ------------------------------------------------ waiting
 

@@ -3,33 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import AsyncIterator
 
 import pytest
 from bus_world import Told, World, at, take, until, values
 
 from wire.bus import AtOffset, AtTime, Partition
-from wire.clock import ManualClock
 from wire.errors import NotMember, Unavailable, UnknownTopic
-from wire.kafka import KafkaBus
-from wire.memory import MemoryBus
-from wire.memory_log import MemoryLog
 from wire.topics import LARGE_MESSAGE_BYTES, Topic
-
-
-@pytest.fixture(params=["memory", pytest.param("kafka", marks=pytest.mark.kafka)])
-async def world(request: pytest.FixtureRequest, suffix: str) -> AsyncIterator[World]:
-    clock = ManualClock(int(time.time() * 1000))
-    if request.param == "memory":
-        log = MemoryLog(clock)
-        world = World(lambda: MemoryBus(log), clock, suffix)
-    else:
-        broker = request.getfixturevalue("broker")
-        world = World(lambda: KafkaBus(broker.cluster, clock), clock, suffix)
-    yield world
-    await world.close()
-
 
 # ---------------------------------------------------------------- sending
 

@@ -1,0 +1,63 @@
+"""Settings from the environment."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from wire.errors import SettingsError
+from wire.settings import ClickHouse, Cluster, Settings
+
+
+def read(**variables: str) -> Settings:
+    return Settings.from_env({f"MILLSTREAM_{name}": text for name, text in variables.items()})
+
+
+def test_without_variables_everything_has_its_default() -> None:
+    settings = Settings.from_env({"PATH": "/bin", "MILLSTREAM_TEST_ONLY": "x"})
+    assert settings == Settings()
+    assert settings.cluster == Cluster(bootstrap="127.0.0.1:9092", replication=1)
+
+
+def test_each_kind_of_value_is_read() -> None:
+    settings = read(
+        PORT="9000",
+        SIMULATED_TTFT_MS="2.5",
+        REGION="eu",
+        REGIONS='{"eu": {"bootstrap": "a:1,b:2", "security": "SASL_SSL", "ca_file": "/ca"}}',
+        CLICKHOUSE='{"host": "db", "secure": true}',
+        STATE_DIR="/var/lib/x",
+        MODEL_DIR="",
+        PRICE_BOOK="/etc/prices",
+        KEY_SECRET="123",
+    )
+    assert (settings.port, settings.simulated_ttft_ms, settings.key_secret) == (9000, 2.5, "123")
+    assert settings.cluster == Cluster(bootstrap="a:1,b:2", security="SASL_SSL", ca_file="/ca")
+    assert settings.clickhouse == ClickHouse(host="db", secure=True)
+    assert settings.state_dir == Path("/var/lib/x")
+    assert settings.model_dir is None
+    assert settings.price_book == Path("/etc/prices")
+
+
+@pytest.mark.parametrize(
+    ("variables", "sentence"),
+    [
+        ({"PROT": "1"}, "MILLSTREAM_PROT is no setting"),
+        ({"PORT": "many"}, "MILLSTREAM_PORT is 'many'; it must be a whole number"),
+        ({"PORT": "65536"}, "a port is from 0 to 65535"),
+        ({"METRICS_PORT": "-1"}, "MILLSTREAM_METRICS_PORT is -1"),
+        ({"SIMULATED_TBT_MS": "fast"}, "it must be a number"),
+        ({"CLICKHOUSE": "db:8123"}, "it must be JSON"),
+        ({"CLICKHOUSE": '{"port": "x"}'}, "it must be JSON"),
+        ({"REGIONS": '{"local": {"bootstrap": "a", "bootstarp": "b"}}'}, "it must be JSON"),
+        ({"REGION": "mars"}, "MILLSTREAM_REGION is 'mars', but MILLSTREAM_REGIONS has no cluster"),
+        ({"ENGINE_KIND": "steam"}, "use torch or simulated"),
+        ({"POOL": "tpu"}, "use gpu or cpu"),
+        ({"SLOT": "8"}, "it must be from 0 to MILLSTREAM_SLOTS - 1 = 7"),
+    ],
+)
+def test_a_bad_value_stops_the_start_with_a_sentence(variables: dict[str, str], sentence: str) -> None:
+    with pytest.raises(SettingsError) as caught:
+        read(**variables)
+    assert sentence in str(caught.value)
