@@ -1,4 +1,7 @@
-"""A member of a group in a process of its own, for a test to freeze. Says on stdout what happens to it."""
+"""A member of a group in a process of its own, for a test to freeze. Says on stdout what happens to it.
+
+A line on stdin makes it commit everything it believes to have.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ import sys
 
 from wire.bus import Commit, Member, Partition
 from wire.clock import SystemClock
-from wire.errors import NotMember
+from wire.errors import NotMember, Unavailable
 from wire.kafka import KafkaBus
 from wire.settings import Cluster
 
@@ -26,27 +29,30 @@ class Saying:
         say("revoked", *sorted(at.partition for at in partitions))
 
 
-async def commit(member: Member, partitions: frozenset[Partition]) -> None:
-    """Commit the position 1 of everything it believes to have."""
+async def commit(member: Member) -> None:
     try:
-        await member.commit({at: Commit(offset=1, metadata="frozen") for at in partitions})
-    except NotMember:
-        say("refused")
+        await member.commit({at: Commit(offset=0, metadata="frozen") for at in member.assignment()})
+    except (NotMember, Unavailable) as exc:
+        say("refused", type(exc).__name__)
     else:
         say("committed")
 
 
+async def obey(member: Member) -> None:
+    lines = asyncio.StreamReader()
+    await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(lines), sys.stdin)
+    while await lines.readline():
+        await commit(member)
+
+
 async def main(bootstrap: str, group: str, topic: str, instance_id: str) -> None:
     bus = KafkaBus(Cluster(bootstrap=bootstrap, replication=1), SystemClock())
-    member = await bus.member(group, [topic], Saying(), instance_id=instance_id, session_timeout_ms=1_500)
-    believed: frozenset[Partition] = frozenset()
-    while True:
-        for record in await member.poll(20):
-            say("read", (record.value or b"").decode())
-        # a process that was frozen doesn't know: it tries with what it had
-        if member.assignment() and member.assignment() != believed:
-            believed = member.assignment()
-        await commit(member, believed)
+    member = await bus.member(group, [topic], Saying(), instance_id=instance_id, session_timeout_ms=3_000)
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(obey(member))
+        while True:
+            for record in await member.poll(100):
+                say("read", (record.value or b"").decode())
 
 
 asyncio.run(main(*sys.argv[1:]))
