@@ -145,7 +145,7 @@ def verify(state_dir: Path, as_json: bool) -> None:
 
     report = _run(ledger.verify(state_dir))
     click.echo(ledger.verdict_json(report) if as_json else ledger.verdict_text(report))
-    _exit(0 if ledger.content(report) else FAILED)
+    _exit(0 if report.content else FAILED)
 
 
 @cli.group()

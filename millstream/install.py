@@ -6,6 +6,8 @@ import asyncio
 import hashlib
 import time
 
+from billing import prices
+from billing.adoption import adopt
 from billing.store import LedgerStore
 from millstream import keys
 from millstream.stack import Stack
@@ -45,10 +47,11 @@ async def fill_log(bus: Bus, stack: Stack, state: StateDir) -> None:
 
 
 async def apply_schema(settings: Settings) -> None:
-    """Bring ClickHouse's tables up to date."""
-    ledger = LedgerStore(settings.clickhouse)
+    """Bring ClickHouse's tables up to date and take the price book into use. BillingErrors say what is wrong."""
+    ledger, book = LedgerStore(settings.clickhouse), prices.load(settings.price_book)
     try:
         await asyncio.to_thread(ledger.apply_schema)
+        await asyncio.to_thread(adopt, ledger, book, _now_ms())
     finally:
         ledger.close()
 

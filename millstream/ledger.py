@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from datetime import UTC, datetime
 from http import HTTPStatus
 from pathlib import Path
@@ -15,8 +16,12 @@ import orjson
 
 from billing import statement
 from billing.store import LedgerStore
+from billing.verify import Report
+from billing.verify import verify as compare_all
 from millstream import runfile
 from millstream.errors import Refused
+from wire.clock import SystemClock
+from wire.kafka import KafkaBus
 
 _READ_ONLY = "2"
 """ClickHouse's `readonly`: nothing can be changed, but a query may still bring settings of its own"""
@@ -52,6 +57,36 @@ def sql(state_dir: Path, query: str, fmt: str, *, write: bool, out: BinaryIO) ->
     except httpx.HTTPError as exc:
         raise Refused(f"ClickHouse at {run.clickhouse_url} can't be reached ({exc}); see `millstream status`") from exc
     out.flush()
+
+
+async def verify(state_dir: Path) -> Report:
+    """Compare every journal with the ledger, as they are now. Unavailable, LedgerAway."""
+    clock = SystemClock()
+    bus = KafkaBus(runfile.running(state_dir).settings().cluster, clock)
+    with _store(state_dir) as store:
+        return await compare_all(bus, store, clock)
+
+
+def verdict_text(report: Report) -> str:
+    """For people: a verdict, what it rests on, and every difference that was kept."""
+    agree = "Journals and ledger agree." if report.content else "Journals and ledger do NOT agree."
+    lines = [
+        f"{agree} {report.finished} finished attempts, {report.lines} lines,"
+        f" {report.records} records in {report.partitions} partitions."
+    ]
+    if report.pending:
+        lines.append(f"{report.pending} attempts are not in the ledger yet; ask again when it has caught up.")
+    if report.unpriced:
+        lines.append(f"{report.unpriced} lines have no price; see docs/billing.md.")
+    lines += [f"  {difference}" for difference in report.differences]
+    if report.difference_count > len(report.differences):
+        lines.append(f"  and {report.difference_count - len(report.differences)} more")
+    return "\n".join(lines)
+
+
+def verdict_json(report: Report) -> str:
+    """For programs."""
+    return orjson.dumps(asdict(report) | {"content": report.content}, option=orjson.OPT_INDENT_2).decode()
 
 
 def counts(state_dir: Path) -> tuple[int, int]:

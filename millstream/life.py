@@ -18,6 +18,7 @@ import msgspec
 from millstream import install, probes, runfile, welcome
 from millstream.errors import StartFailed
 from millstream.kafka import broker
+from millstream.observe import Seen
 from millstream.paths import cache_dir
 from millstream.ports import free_port
 from millstream.runfile import Run, StackState
@@ -28,8 +29,8 @@ from wire.bus import Record
 from wire.clock import SystemClock
 from wire.follow import Tail
 from wire.kafka import KafkaBus
-from wire.messages import EngineSignal, Signal
-from wire.topics import SIGNALS
+from wire.messages import Signal, Snapshot
+from wire.topics import SIGNALS, WEIGHTS
 
 Say = Callable[[str], None]
 
@@ -43,8 +44,11 @@ class Life:
         self._say = say
         self._announce = announce
         self._bus = KafkaBus(stack.settings().cluster, SystemClock())
-        self._engines: dict[str, EngineSignal] = {}
-        self._signals: Tail[Signal] = Tail(self._bus, SIGNALS, Signal, self._heard, dead=_not_mine)
+        self._seen = Seen()
+        self._tails = (
+            Tail[Signal](self._bus, SIGNALS, Signal, self._heard, dead=_not_mine),
+            Tail[Snapshot](self._bus, WEIGHTS, Snapshot, self._heard, dead=_not_mine),
+        )
         self._supervisor = Supervisor(state.log, self._write)
         self._stop, self._hurry = asyncio.Event(), asyncio.Event()
         self._run = welcome.first_run(stack, os.getpid())
@@ -82,7 +86,7 @@ class Life:
         await asyncio.wait(tasks)
         self._enter("stopping")
         self._say("stopping; once more hurries")
-        await self._signals.stop()
+        await asyncio.gather(*(tail.stop() for tail in self._tails))
         await self._supervisor.stop(self._stack.stop_order(), self._hurry)
         self._state.run_file.unlink(missing_ok=True)
         self._say("stopped")
@@ -94,8 +98,8 @@ class Life:
             model = group.create_task(self._model())
             store = group.create_task(self._store())
             self._start_after(group, self._stack.ingress(), probes.ingress(self._run), log)
-            self._start_after(group, self._stack.control(), probes.lives(), log)
-            self._start_after(group, self._stack.ledger(), probes.lives(), log, store)
+            self._start_after(group, self._stack.control(), probes.control(self._seen, self._run.model), log)
+            self._start_after(group, self._stack.ledger(), probes.ledger(self._run), log, store)
             # A worker waits for its log by itself; the topics must exist, though.
             filled = install.is_filled(self._stack, self._state)
             group.create_task(self._work(model if filled else log, model))
@@ -120,7 +124,7 @@ class Life:
             raise StartFailed(str(exc)) from exc
         await self._ready(self._stack.kafka(argv), probes.kafka(config.bootstrap))
         await install.fill_log(self._bus, self._stack, self._state)
-        await self._signals.start()
+        await asyncio.gather(*(tail.start() for tail in self._tails))
 
     async def _store(self) -> None:
         """ClickHouse, with its schema."""
@@ -140,7 +144,7 @@ class Life:
         stack = replace(self._stack, served=replace(self._stack.served, directory=await model))
         async with asyncio.TaskGroup() as group:
             for index in range(stack.workers):
-                probe = probes.worker(self._engines, index)
+                probe = probes.worker(self._seen, index)
                 group.create_task(self._ready(stack.worker(index), probe))
 
     async def _ready(self, child: Child, probe: Probe) -> None:
@@ -148,9 +152,8 @@ class Life:
         await self._supervisor.start(child, probe).ready()
         self._say(f"{child.name:<12} ready after {time.monotonic() - began_s:.1f} s")
 
-    def _heard(self, signal: Signal, _record: Record) -> None:
-        if isinstance(signal, EngineSignal):
-            self._engines[signal.engine] = signal
+    def _heard(self, message: Signal | Snapshot, _record: Record) -> None:
+        self._seen.take(message)
 
     def _enter(self, state: StackState) -> None:
         ready_ms = time.time_ns() // 1_000_000 if state == "ready" else self._run.ready_ms

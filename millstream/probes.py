@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping
 from http import HTTPStatus
 
 import httpx
 
 from millstream.errors import StartFailed
 from millstream.kafka import broker
+from millstream.observe import Seen
 from millstream.runfile import HOST, Run
 from millstream.stack import engine_of
 from millstream.supervise import Probe
-from wire.messages import EngineSignal
 
-LIVES_MS = 1_000
 _HTTP_TIMEOUT_S = 2.0
 _FIRST_ROUTE_WITHIN_S = 60.0
 
@@ -70,24 +68,33 @@ def ingress(run: Run) -> Probe:
     return serves
 
 
-def worker(engines: Mapping[str, EngineSignal], index: int) -> Probe:
-    """Ready when a signal of the process's own life says so: a signal of the life before it proves nothing.
+def ledger_url(run: Run) -> str:
+    return f"http://{HOST}:{run.ledger_port}/metrics"
 
-    `engines`: the latest signal of each, as somebody keeps it up to date.
-    """
+
+def worker(seen: Seen, index: int) -> Probe:
+    """Ready when a signal of the process's own life says so: a signal of the life before it proves nothing."""
 
     async def serves(since_ms: int) -> bool:
-        signal = engines.get(engine_of(index))
+        signal = seen.engines.get(engine_of(index))
         return signal is not None and signal.state == "ready" and began_ms(signal.incarnation) >= since_ms
 
     return serves
 
 
-def lives() -> Probe:
-    """For a process that answers nobody: ready when it has lived a second."""
+def control(seen: Seen, model: str) -> Probe:
+    """Ready when it has published weights."""
 
     async def serves(since_ms: int) -> bool:
-        return time.time_ns() // 1_000_000 - since_ms >= LIVES_MS
+        snapshot = seen.snapshots.get(model)
+        return snapshot is not None and snapshot.created_ms >= since_ms
+
+    return serves
+
+
+def ledger(run: Run) -> Probe:
+    async def serves(_since_ms: int) -> bool:
+        return await answers(ledger_url(run))
 
     return serves
 

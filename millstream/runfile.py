@@ -41,6 +41,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     port: int
     kafka_port: int
     clickhouse_port: int
+    ledger_port: int
     region: str
     model: str
     engine_kind: str

@@ -69,6 +69,8 @@ class Stack:
     port: int
     kafka_port: int
     clickhouse_port: int
+    ledger_port: int
+    """of the ledger's metrics: whoever asks there learns whether it lives"""
     key_secret: str
     served: Served
     workers: int
@@ -118,10 +120,12 @@ class Stack:
         return self._python(self.worker_names()[index], "workers", mine=mine, within_s=300.0, stop_s=drain_s + 10.0)
 
     def control(self) -> Child:
-        return self._python(CONTROL, "aggregator", CONTROL, within_s=60.0, stop_s=10.0)
+        # it says nothing before the first signal of a worker, which may have a model to load
+        return self._python(CONTROL, "aggregator", CONTROL, within_s=300.0, stop_s=10.0)
 
     def ledger(self) -> Child:
-        return self._python(LEDGER, "aggregator", LEDGER, within_s=60.0, stop_s=10.0)
+        mine = {"METRICS_PORT": str(self.ledger_port)}
+        return self._python(LEDGER, "aggregator", LEDGER, mine=mine, within_s=60.0, stop_s=10.0)
 
     def stop_order(self) -> tuple[frozenset[str], ...]:
         """Nothing new comes in, what runs is drained, its usage is read, then the stores go."""
@@ -169,7 +173,7 @@ def smollm2() -> Served:
     """The real model, converted by `millstream.model`."""
     return Served(
         name="SmolLM2-135M-Instruct",
-        numerics="w8a15",
+        numerics="w8a10",
         engine_kind="torch",
         owned_by="HuggingFaceTB",
         context_tokens=2048,

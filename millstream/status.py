@@ -15,7 +15,7 @@ from millstream import observe, probes
 from millstream.kafka import broker
 from millstream.observe import Backlog, Seen
 from millstream.runfile import HOST, ChildRun, Run, alive
-from millstream.stack import CLICKHOUSE, CONTROL, INGRESS, KAFKA, REGION
+from millstream.stack import CLICKHOUSE, CONTROL, INGRESS, KAFKA, LEDGER, REGION
 from millstream.state import StateDir
 from wire.clock import SystemClock
 from wire.errors import BusError
@@ -94,9 +94,10 @@ class FromLog:
 
 async def look(run: Run) -> Report:
     """Ask everything that runs how it is, at the same time."""
-    clickhouse, unready, kafka, log = await asyncio.gather(
+    clickhouse, unready, ledger, kafka, log = await asyncio.gather(
         probes.answers(probes.ping_url(run)),
         probes.unready(run),
+        probes.answers(probes.ledger_url(run)),
         broker.ready(f"{HOST}:{run.kafka_port}"),
         _in_time(_from_log(run)),
     )
@@ -105,6 +106,7 @@ async def look(run: Run) -> Report:
         KAFKA: "" if kafka else "doesn't answer",
         CLICKHOUSE: "" if clickhouse else "doesn't answer",
         INGRESS: unready,
+        LEDGER: "" if ledger else "doesn't answer",
         **({} if log is None else {CONTROL: _control_wrong(log.seen.snapshots, run, now_ms)}),
     }
     return report(run, log, wrong, storage(StateDir(Path(run.state_dir))), now_ms)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from billing import prices
 from millstream import runfile, welcome
 from millstream.errors import Missing
 from millstream.kafka import broker
@@ -59,21 +60,23 @@ def plan(wish: Wish, state: StateDir) -> Stack:
         port=wish.port,
         kafka_port=wish.kafka_port,
         clickhouse_port=wish.clickhouse_port,
+        ledger_port=0,
         key_secret=secret(state),
         served=served_of(wish.engine_kind),
         workers=wish.workers,
         threads=wish.threads or max(1, (os.cpu_count() or 1) // wish.workers),
         environ=wish.environ,
     )
-    stack.settings()
-    port, kafka_port, clickhouse_port = settle(
+    prices.load(stack.settings().price_book)
+    port, kafka_port, clickhouse_port, ledger_port = settle(
         (
             Wanted(wish.port, "the API", "--port"),
             Wanted(wish.kafka_port, "Kafka", "--kafka-port"),
             Wanted(wish.clickhouse_port, "ClickHouse", "--clickhouse-port"),
+            Wanted(0, "the ledger's metrics", "another try"),
         )
     )
-    return replace(stack, port=port, kafka_port=kafka_port, clickhouse_port=clickhouse_port)
+    return replace(stack, port=port, kafka_port=kafka_port, clickhouse_port=clickhouse_port, ledger_port=ledger_port)
 
 
 def _end_remnants(state: StateDir, say: Say) -> None:

@@ -24,6 +24,7 @@ def first_run(stack: Stack, pid: int) -> Run:
         port=stack.port,
         kafka_port=stack.kafka_port,
         clickhouse_port=stack.clickhouse_port,
+        ledger_port=stack.ledger_port,
         region=REGION,
         model=stack.served.name,
         engine_kind=stack.served.engine_kind,

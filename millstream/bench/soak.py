@@ -93,7 +93,7 @@ async def run(count: int, at_once: int, say: Say) -> Result:
         ledger_lines=lines,
         client_tokens=tally.tokens,
         ledger_tokens=tokens,
-        differences=ledger.difference_count(report),
+        differences=report.difference_count + report.pending,
         failures=tuple(tally.failures[:20]),
         memory=judge(samples),
         took_s=round(took_s, 1),

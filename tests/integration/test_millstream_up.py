@@ -21,6 +21,7 @@ from millstream.runfile import alive
 from millstream.state import StateDir, is_running
 
 pytestmark = [pytest.mark.kafka, pytest.mark.timeout(400)]
+ANY_PORTS = ("--port", "0", "--kafka-port", "0", "--clickhouse-port", "0")
 CHILDREN = {"kafka", "clickhouse", "ingress", "worker-0", "control", "ledger"}
 
 
@@ -150,30 +151,32 @@ def test_a_killed_supervisor_leaves_nothing_and_the_next_start_works(tmp_path: P
             assert next_one.command("chat", "again", "--max-tokens", "4").returncode == 0
 
 
+def foreign_log(directory: Path) -> StateDir:
+    """A state directory with the log of another broker in it: Kafka itself refuses to start on it."""
+    state = StateDir.at(directory / "state")
+    (state.kafka / "data").mkdir(parents=True)
+    state.layout_file.write_text("1\n")
+    meta = "version=1\ncluster.id=MkU3OEVBNTcwNTJENDM2Qg\nnode.id=7\n"
+    (state.kafka / "data" / "meta.properties").write_text(meta)
+    return state
+
+
 @pytest.mark.parametrize("detach", [[], ["--detach"]], ids=["attached", "detached"])
 def test_a_process_that_cannot_start_fails_the_start_and_leaves_nothing(tmp_path: Path, detach: list[str]) -> None:
-    state = StateDir.at(tmp_path / "state")
-    ports = ("--port", "0", "--kafka-port", "0", "--clickhouse-port", "0")
-    done = millstream(
-        *("up", *detach, "--engine", "simulated", *ports),
-        state=state.path,
-        environ={"MILLSTREAM_PRICE_BOOK": "/no/such/book.toml"},
-        timeout_s=200,
-    )
+    state = foreign_log(tmp_path)
+    done = millstream("up", *detach, "--engine", "simulated", *ANY_PORTS, state=state.path, timeout_s=200)
     assert done.returncode == errors.StartFailed.exit_code, done.stderr
-    assert "millstream: ledger ends at once" in done.stderr
-    assert "/no/such/book.toml" in done.stderr
+    assert "millstream: kafka ends at once" in done.stderr
+    assert "node id" in done.stderr
+    assert str(state.log("kafka")) in done.stderr
     assert not is_running(state)
     assert not state.run_file.exists()
 
 
 def test_a_broken_log_is_named(tmp_path: Path) -> None:
-    state = StateDir.at(tmp_path / "state")
-    state.path.mkdir()
-    state.layout_file.write_text("1\n")
-    (state.kafka / "data").mkdir(parents=True)
+    state = foreign_log(tmp_path)
     (state.kafka / "data" / "meta.properties").write_text("nonsense")
-    done = millstream("up", "--engine", "simulated", "--port", "0", "--kafka-port", "0", state=state.path)
+    done = millstream("up", "--engine", "simulated", *ANY_PORTS, state=state.path)
     assert done.returncode == errors.StartFailed.exit_code
     assert "Kafka's data directory is broken" in done.stderr
     assert "Traceback" not in done.stderr
@@ -181,8 +184,7 @@ def test_a_broken_log_is_named(tmp_path: Path) -> None:
 
 def test_a_signal_during_the_start_stops_everything(tmp_path: Path) -> None:
     state = StateDir.at(tmp_path / "state")
-    ports = ("--port", "0", "--kafka-port", "0", "--clickhouse-port", "0")
-    argv = [sys.executable, "-m", "millstream", "up", "--state", str(state.path), "--engine", "simulated", *ports]
+    argv = [sys.executable, "-m", "millstream", "up", "--state", str(state.path), "--engine", "simulated", *ANY_PORTS]
     with subprocess.Popen(argv, cwd=ROOT, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as up:
         pids = wait_for(lambda: started(state), "something runs")
         time.sleep(0.1)

@@ -103,6 +103,7 @@ class TestUp:
         [
             ("MILLSTREAM_ENGINE_SLOTS", "many", "MILLSTREAM_ENGINE_SLOTS is 'many'; it must be a whole number"),
             ("MILLSTREAM_ENGIN_SLOTS", "4", "MILLSTREAM_ENGIN_SLOTS is no setting"),
+            ("MILLSTREAM_PRICE_BOOK", "/no/book.toml", "the price book /no/book.toml can't be read"),
         ],
     )
     def test_a_wrong_setting_is_named(self, tmp_path: Path, detach: list[str], name: str, text: str, said: str) -> None:

@@ -25,6 +25,7 @@ def a_run(state: StateDir, **changes: object) -> Run:
         "port": 8080,
         "kafka_port": 9092,
         "clickhouse_port": 8123,
+        "ledger_port": 9100,
         "region": "local",
         "model": "simulated",
         "engine_kind": "simulated",
