@@ -24,6 +24,7 @@ def convert(gguf: Path, directory: Path) -> None:
     print("reading the tokenizer", flush=True)
     tokenizer = transformers.AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
     tokenizer.save_pretrained(directory)
+    _split_digits(gguf, directory / "tokenizer.json")
     print("reading the weights", flush=True)
     model = transformers.AutoModelForCausalLM.from_pretrained(
         gguf.parent, gguf_file=gguf.name, dtype=torch.float32, **_dequantized(transformers)
@@ -31,6 +32,22 @@ def convert(gguf: Path, directory: Path) -> None:
     _save(model, directory)
     print("preparing the weights for the engine", flush=True)
     precompute(directory)
+
+
+def _split_digits(gguf: Path, path: Path) -> None:
+    """SmolLM's tokens never join digits with what is beside them; transformers loses that on the way from a GGUF.
+
+    Without it two spaces before a digit become other tokens than the model was trained on.
+    """
+    from gguf import GGUFReader
+
+    kind = GGUFReader(gguf).get_field("tokenizer.ggml.pre")
+    if kind is None or kind.contents() != "smollm":
+        return
+    described = json.loads(path.read_text())
+    parts = [{"type": "Digits", "individual_digits": True}, described["pre_tokenizer"]]
+    described["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": parts}
+    path.write_text(json.dumps(described, ensure_ascii=False))
 
 
 def _dequantized(transformers: Any) -> dict[str, Any]:

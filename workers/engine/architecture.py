@@ -82,4 +82,4 @@ def _stretched(frequency: float, rope: Mapping[str, Any]) -> float:
     turns = rope["original_max_position_embeddings"] * frequency / (2 * math.pi)
     low, high = rope["low_freq_factor"], rope["high_freq_factor"]
     kept = min(1.0, max(0.0, (turns - low) / (high - low)))
-    return frequency * (kept + (1 - kept) / rope["factor"])
+    return float(frequency * (kept + (1 - kept) / rope["factor"]))

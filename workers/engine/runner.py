@@ -33,7 +33,7 @@ class Runner:
         self._weights = weights
         # not filled: a page costs memory only once it is used
         self._kv = torch.empty(shape.layers, 2, slots, shape.kv_heads, context_tokens, shape.head_size)
-        self._views = [[layer[side].split(1) for side in (0, 1)] for layer in self._kv]
+        self._views = [[torch.split(layer[side], 1) for side in (0, 1)] for layer in self._kv]
         self._cos, self._sin = _rotations(shape.inverse_frequencies, context_tokens)
 
     @property
@@ -83,7 +83,7 @@ class Runner:
         mixed = linear(_norm(rows, layer.attention_norm, shape.norm_epsilon), layer.qkv)
         heads = mixed.view(len(rows), -1, shape.head_size)
         turned = shape.heads + shape.kv_heads
-        queries, keys = _rotate(heads[:, :turned], turn).split((shape.heads, shape.kv_heads), dim=1)
+        queries, keys = torch.split(_rotate(heads[:, :turned], turn), [shape.heads, shape.kv_heads], dim=1)
         slots, positions = at
         self._kv[index, 0][slots, :, positions] = keys
         self._kv[index, 1][slots, :, positions] = heads[:, turned:]
@@ -96,7 +96,7 @@ class Runner:
             mine = queries[start : start + len(item.ids)]
             start += len(item.ids)
             if item.stepwise:
-                for offset, query in enumerate(mine.split(1)):
+                for offset, query in enumerate(torch.split(mine, 1)):
                     end = item.start + offset + 1
                     parts.append(_step(query, keys[item.slot].narrow(2, 0, end), values[item.slot].narrow(2, 0, end)))
             else:
@@ -150,7 +150,7 @@ def silu(rows: torch.Tensor) -> torch.Tensor:
     """x / (1 + e⁻ˣ), in place, in pieces that torch never cuts, so that an element's code is always the same."""
     width = rows.shape[1]
     together = max(1, _SERIAL_ELEMENTS // width) if width % 16 == 0 else 1
-    for part in rows.split(together):
+    for part in torch.split(rows, together):
         F.silu(part, inplace=True)
     return rows
 

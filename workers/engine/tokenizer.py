@@ -148,13 +148,15 @@ def _named_tokens(config: Mapping[str, Any]) -> dict[str, str]:
 def _eos_ids(
     model_dir: Path, model_config: Mapping[str, Any], config: Mapping[str, Any], control: Mapping[str, int]
 ) -> frozenset[int]:
-    """Every token that ends an answer, whichever file names it."""
+    """What ends an answer. The tokenizer's own word is the last resort: after a conversion it may be wrong."""
     generation = model_dir / "generation_config.json"
-    named = [model_config.get("eos_token_id"), control.get(_named_tokens(config).get("eos_token", ""))]
-    if generation.is_file():
-        named.append(_read(generation).get("eos_token_id"))
-    ids = [token for value in named for token in (value if isinstance(value, list) else [value])]
-    return frozenset(token for token in ids if isinstance(token, int))
+    named = _read(generation).get("eos_token_id") if generation.is_file() else None
+    if named is None:
+        named = model_config.get("eos_token_id", control.get(_named_tokens(config).get("eos_token", "")))
+    ids = named if isinstance(named, list) else [named]
+    if not ids or not all(isinstance(token, int) for token in ids):
+        raise ModelUnusable(f"{model_dir} doesn't say which token ends an answer; add eos_token_id to config.json")
+    return frozenset(ids)
 
 
 def _pieces(vocab: Mapping[str, int], control: Mapping[str, int]) -> list[bytes]:

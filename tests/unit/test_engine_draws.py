@@ -1,0 +1,147 @@
+"""Keyed draws and the sampler: a token depends on its logits, its past and (seed, choice, position) alone."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from engine_world import make_sequence
+from hypothesis import given
+from hypothesis import strategies as st
+
+from wire.messages import Sampling
+from workers.engine.draws import philox, uniform
+from workers.engine.errors import SamplingFailed
+from workers.engine.generation import Generation
+from workers.engine.protocol import Restored
+from workers.engine.sampler import draw, logprob_of, pick
+from workers.engine.simulated_vocabulary import SimulatedVocabulary
+
+NO_EOS: frozenset[int] = frozenset()
+
+
+def logits_of(*values: float) -> np.ndarray:
+    return np.array(values, dtype=np.float32)
+
+
+def generation(ids: tuple[int, ...] = (), **changes: object) -> Generation:
+    prompt = changes.pop("prompt", (2,))
+    sequence = make_sequence(prompt=prompt, max_tokens=99, restored=(Restored(ids),), **changes)  # type: ignore[arg-type]
+    return Generation(sequence, 0, SimulatedVocabulary())
+
+
+@given(
+    st.tuples(*[st.integers(0, 2**64 - 1)] * 2),
+    st.tuples(*[st.integers(0, 2**64 - 1)] * 3),
+    st.integers(0, 2**63),
+)
+def test_philox_is_numpys(key: tuple[int, int], high: tuple[int, int, int], low: int) -> None:
+    theirs = np.random.Philox(key=np.array(key, dtype=np.uint64), counter=np.array((low, *high), dtype=np.uint64))
+    assert philox(key, (low + 1, *high)) == tuple(int(word) for word in theirs.random_raw(4))  # it counts, then draws
+
+
+def test_philox_of_zeros_is_the_papers() -> None:
+    assert philox((0, 0), (0, 0, 0, 0))[0] == 0x16554D9ECA36314C
+
+
+@given(st.integers(-(2**63), 2**64 - 1), st.integers(0, 127), st.integers(0, 10**6))
+def test_any_seed_gives_a_number_below_one_and_always_the_same(seed: int, choice: int, position: int) -> None:
+    drawn = uniform(seed, choice, position)
+    assert 0 <= drawn < 1
+    assert uniform(seed, choice, position) == drawn
+
+
+def test_seed_choice_and_position_all_count() -> None:
+    keys = [(0, 0, 0), (1, 0, 0), (0, 1, 0), (0, 0, 1), (-1, 0, 0), (2**64 - 1, 0, 0), (-(2**63), 0, 0), (2**63, 0, 0)]
+    assert len({uniform(*key) for key in keys}) == len(keys)
+
+
+def test_temperature_zero_takes_the_first_of_the_likeliest() -> None:
+    assert draw(logits_of(1, 3, 3), generation(temperature=0.0), NO_EOS) == (1, None)
+
+
+def test_a_draw_falls_into_a_tokens_share() -> None:
+    scores = np.log(np.array([0.5, 0.25, 0.25]))
+    sampling = Sampling(seed=0)
+    assert [pick(scores.copy(), sampling, drawn) for drawn in (0.0, 0.49, 0.51, 0.74, 0.76, 1 - 2**-53)] == [
+        0,
+        0,
+        1,
+        1,
+        2,
+        2,
+    ]
+
+
+@pytest.mark.parametrize(
+    ("changes", "kept"),
+    [
+        ({"top_k": 2}, {0, 1}),
+        ({"top_k": 99}, {0, 1, 2, 3}),
+        ({"top_p": 0.5}, {0}),
+        ({"top_p": 0.51}, {0, 1}),
+        ({"top_p": 0.0}, {0}),
+        ({"min_p": 0.5}, {0, 1}),
+        ({"top_k": 3, "top_p": 0.8}, {0, 1}),  # 0.5 + 0.25 of 0.875 = 0.857
+        ({"temperature": 1e-300}, {0}),
+    ],
+)
+def test_what_the_limits_keep(changes: dict[str, float], kept: set[int]) -> None:
+    scores = np.log(np.array([0.5, 0.25, 0.125, 0.125]))
+    sampling = Sampling(seed=0, **changes)  # type: ignore[arg-type]
+    drawn = {pick(scores.copy(), sampling, number / 1000) for number in range(1000)}
+    assert drawn == kept or (sampling.top_k == 3 and drawn == kept | {2, 3})  # equals of the third stay
+
+
+def test_equals_of_the_last_kept_stay() -> None:
+    scores = np.log(np.array([0.4, 0.3, 0.3]))
+    assert {pick(scores.copy(), Sampling(seed=0, top_k=2), n / 100) for n in range(100)} == {0, 1, 2}
+
+
+def test_penalties_follow_their_definitions() -> None:
+    logits = logits_of(1.0, 1.2, -1.0)
+    past = (1, 1)
+    assert draw(logits, generation(past, temperature=0.0), NO_EOS)[0] == 1
+    # 1.2 - 0.3 = 0.9 < 1
+    assert draw(logits, generation(past, temperature=0.0, presence_penalty=0.3), NO_EOS)[0] == 0
+    # 1.2 - 2 * 0.15 = 0.9 < 1
+    assert draw(logits, generation(past, temperature=0.0, frequency_penalty=0.15), NO_EOS)[0] == 0
+    # 1.2 / 1.5 = 0.8 < 1; the prompt counts too, for this one
+    assert draw(logits, generation(past, temperature=0.0, repetition_penalty=1.5), NO_EOS)[0] == 0
+    seen = {"prompt": (0, 1), "temperature": 0.0, "repetition_penalty": 2.5}
+    assert draw(logits_of(1.0, 1.2, 0.41), generation(**seen), NO_EOS)[0] == 1
+    assert draw(logits_of(1.0, 1.2, 0.49), generation(**seen), NO_EOS)[0] == 2
+
+
+def test_a_bias_moves_a_token() -> None:
+    assert draw(logits_of(0, 0, 0), generation(temperature=0.0, logit_bias={"2": 5.0}), NO_EOS)[0] == 2
+    assert draw(logits_of(9, 0, 0), generation(temperature=0.0, logit_bias={"0": -100.0}), NO_EOS)[0] == 1
+
+
+def test_an_ending_waits_for_min_tokens_and_never_comes_when_ignored() -> None:
+    logits, eos = logits_of(0, 9), frozenset((1,))
+    assert draw(logits, generation(temperature=0.0), eos)[0] == 1
+    assert draw(logits, generation(temperature=0.0, min_tokens=1), eos)[0] == 0
+    assert draw(logits, generation((0,), temperature=0.0, min_tokens=1), eos)[0] == 1
+    assert draw(logits, generation((0,), temperature=0.0, ignore_eos=True), eos)[0] == 0
+
+
+def test_logprobs_are_the_models_own_and_ordered() -> None:
+    logits = np.log(np.array([0.125, 0.5, 0.125, 0.25])).astype(np.float32)
+    shown = logprob_of(logits, 0, 4)
+    assert shown.logprob == pytest.approx(math.log(0.125))
+    assert [token for token, _ in shown.top] == [1, 3, 0, 2]
+    assert [value for _, value in shown.top] == pytest.approx([math.log(p) for p in (0.5, 0.25, 0.125, 0.125)])
+    assert logprob_of(logits, 0, 0).top == ()
+    # temperature, bias and limits don't show in them
+    token, logprob = draw(logits, generation(temperature=0.0, logprobs=2, logit_bias={"0": 50.0}), NO_EOS)
+    assert token == 0
+    assert logprob is not None
+    assert logprob.logprob == pytest.approx(math.log(0.125))
+    assert [other for other, _ in logprob.top] == [1, 3]
+
+
+def test_numbers_that_are_none_fail_the_request() -> None:
+    with pytest.raises(SamplingFailed):
+        draw(logits_of(1, math.nan), generation(), NO_EOS)
