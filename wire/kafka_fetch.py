@@ -15,7 +15,7 @@ from aiokafka.record.memory_records import MemoryRecords
 
 from wire.bus import Partition, Record
 from wire.errors import BusError
-from wire.kafka_link import BACKOFF_S, MOVED, Code, Link
+from wire.kafka_link import MOVED, Code, Link
 from wire.kafka_offsets import beginning_offsets
 from wire.topics import LARGE_MESSAGE_BYTES
 
@@ -250,7 +250,7 @@ class Fetcher:
 
     def _put_off(self, places: list[Place]) -> None:
         for place in places:
-            place.not_before_s = self._loop.time() + BACKOFF_S
+            place.not_before_s = self._loop.time() + self._link.backoff_s
 
     # ------------------------------------------------ trouble
 
@@ -261,7 +261,7 @@ class Fetcher:
                 start = (await beginning_offsets(self._link, [place.at]))[place.at]
             except BusError as exc:
                 _log.debug("%s: where its log starts isn't known yet: %s", place.at, exc)
-                await asyncio.sleep(BACKOFF_S)
+                await asyncio.sleep(self._link.backoff_s)
             else:
                 if self._places.get(place.at) is place:
                     _log.warning(
@@ -284,6 +284,6 @@ class Fetcher:
             await self._link.refresh()
         except KafkaError as exc:
             _log.debug("the cluster can't be reached: %s", exc)
-        await asyncio.sleep(BACKOFF_S)
+        await asyncio.sleep(self._link.backoff_s)
         self._refreshing = False
         self._pump()

@@ -19,7 +19,7 @@ from aiokafka.protocol.types import Int16, Int32, Schema, String
 from wire import kafka_assignor
 from wire.bus import Partition
 from wire.kafka_assignor import Held
-from wire.kafka_link import BACKOFF_S, COORDINATOR_MOVED, Code, Link
+from wire.kafka_link import COORDINATOR_MOVED, Code, Link
 
 _log = logging.getLogger(__name__)
 
@@ -157,7 +157,7 @@ class Membership:
                 await self._stay()
             except KafkaError as exc:
                 _log.debug("group %s: %s", self._group, exc)
-                await asyncio.sleep(BACKOFF_S)
+                await asyncio.sleep(self._link.backoff_s)
                 await self._link.refresh()
             except Replaced:
                 await self._listener.lose()
@@ -233,7 +233,7 @@ class Membership:
             self.generation = -1
         elif code in COORDINATOR_MOVED:
             self.lost_coordinator()
-            await asyncio.sleep(BACKOFF_S)
+            await asyncio.sleep(self._link.backoff_s)
         elif code != Code.REBALANCE_IN_PROGRESS:
             _log.error("group %s refuses to let this member %s: %s", self._group, what, for_code(code).__name__)
             await asyncio.sleep(COMPLAIN_EVERY_S)

@@ -17,14 +17,17 @@ from aiokafka.client import AIOKafkaClient, ConnectionGroup, CoordinationType
 from aiokafka.errors import GroupCoordinatorNotAvailableError, KafkaError, StaleMetadata
 
 from wire.bus import Partition
-from wire.errors import Unavailable, UnknownTopic
+from wire.errors import SettingsError, Unavailable, UnknownTopic
 from wire.settings import Cluster
 
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
+_SECURITY = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
 
 REQUEST_TIMEOUT_MS = 15_000
 BACKOFF_S = 0.1
+AWAY_BACKOFF_S = 0.5
+"""a cluster that stays away is asked less often: on one machine the asking would slow its return"""
 METADATA_AGE_MS = 30_000
 ANSWER_WITHIN_S = 5.0
 """how long a question may take before the log counts as away"""
@@ -84,23 +87,36 @@ class TryAgain(Exception):
 
 
 def client_options(cluster: Cluster) -> dict[str, Any]:
-    """How aiokafka's client reaches a cluster."""
+    """How aiokafka's client reaches a cluster. SettingsError for settings that can't."""
+    if cluster.security not in _SECURITY:
+        raise SettingsError(f"a cluster's security is {cluster.security!r}; use one of {', '.join(_SECURITY)}")
     options: dict[str, Any] = {
         "bootstrap_servers": [host.strip() for host in cluster.bootstrap.split(",")],
         "security_protocol": cluster.security,
     }
     if cluster.security in ("SSL", "SASL_SSL"):
-        context = ssl.create_default_context(cafile=cluster.ca_file)
-        if cluster.cert_file is not None:
-            context.load_cert_chain(cluster.cert_file, cluster.key_file)
-        options["ssl_context"] = context
-    if cluster.sasl_mechanism is not None:
+        options["ssl_context"] = _tls(cluster)
+    if cluster.security.startswith("SASL"):
+        if cluster.sasl_mechanism is None or cluster.sasl_username is None or cluster.sasl_password is None:
+            raise SettingsError(
+                f"a cluster with security {cluster.security} needs sasl_mechanism, sasl_username and sasl_password"
+            )
         options |= {
             "sasl_mechanism": cluster.sasl_mechanism,
             "sasl_plain_username": cluster.sasl_username,
             "sasl_plain_password": cluster.sasl_password,
         }
     return options
+
+
+def _tls(cluster: Cluster) -> ssl.SSLContext:
+    try:
+        context = ssl.create_default_context(cafile=cluster.ca_file)
+        if cluster.cert_file is not None:
+            context.load_cert_chain(cluster.cert_file, cluster.key_file)
+    except OSError as exc:
+        raise SettingsError(f"a cluster's ca_file, cert_file or key_file can't be used: {exc}") from exc
+    return context
 
 
 class Link:
@@ -115,6 +131,12 @@ class Link:
         )
         self._connecting = asyncio.Lock()
         self._connected = False
+        self._misses = 0
+
+    @property
+    def backoff_s(self) -> float:
+        """How long to wait before trying again."""
+        return min(BACKOFF_S * 2.0**self._misses, AWAY_BACKOFF_S)
 
     async def connect(self) -> None:
         """Reach the cluster for the first time; nothing to do later. KafkaError when it can't be reached."""
@@ -126,11 +148,13 @@ class Link:
 
     async def refresh(self) -> bool:
         """Ask for the cluster's layout again; whether it was told."""
-        if not self._connected:
-            return False
-        if await self._client.force_metadata_update():
-            return True
-        try:  # every broker that was known is gone: the addresses of the settings may lead to others
+        told = self._connected and (await self._client.force_metadata_update() or await self._start_over())
+        self._misses = 0 if told else min(self._misses + 1, 8)
+        return told
+
+    async def _start_over(self) -> bool:
+        """Every broker that was known is gone: the addresses of the settings may lead to others."""
+        try:
             async with self._connecting:
                 await self._client.bootstrap()
         except KafkaError:
@@ -203,7 +227,7 @@ class Link:
                             raise Unavailable(f"the log refuses: {exc}") from exc
                     except TryAgain as exc:
                         why = exc
-                    await asyncio.sleep(BACKOFF_S)
+                    await asyncio.sleep(self.backoff_s)
                     if isinstance(why, KafkaError):
                         await self.refresh()
         except TimeoutError as exc:

@@ -14,7 +14,7 @@ from wire.bus import Assignee, Commit, Partition, Record
 from wire.errors import BusError, NotMember, Unavailable
 from wire.kafka_fetch import Fetcher
 from wire.kafka_group import Membership, Replaced
-from wire.kafka_link import ANSWER_WITHIN_S, BACKOFF_S, COORDINATOR_MOVED, Code, Link, TryAgain
+from wire.kafka_link import ANSWER_WITHIN_S, COORDINATOR_MOVED, Code, Link, TryAgain
 from wire.kafka_offsets import beginning_offsets, check_code, fetch_commits
 
 _log = logging.getLogger(__name__)
@@ -66,7 +66,7 @@ class KafkaMember:
                 starts = await beginning_offsets(self._link, [at for at in unplaced if at not in commits])
             except BusError as exc:
                 _log.debug("group %s: positions aren't known yet: %s", self._group, exc)
-                await asyncio.sleep(BACKOFF_S)
+                await asyncio.sleep(self._link.backoff_s)
                 continue
             for at in self._fetcher.unplaced():
                 if at in commits or at in starts:

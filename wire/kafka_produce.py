@@ -22,7 +22,7 @@ from aiokafka.record.default_records import DefaultRecordBatchBuilder
 
 from wire.bus import Partition
 from wire.errors import SendUnknown
-from wire.kafka_link import BACKOFF_S, MOVED, REQUEST_TIMEOUT_MS, Code, Link
+from wire.kafka_link import MOVED, REQUEST_TIMEOUT_MS, Code, Link
 from wire.topics import Acks
 
 _log = logging.getLogger(__name__)
@@ -158,7 +158,7 @@ class Delivery:
             except KafkaError as exc:
                 _log.debug("no producer id yet: %s", exc)
                 self._expire()
-                await asyncio.sleep(BACKOFF_S)
+                await asyncio.sleep(self._link.backoff_s)
                 await self._link.refresh()
             else:
                 self._pump()
@@ -261,7 +261,7 @@ class Delivery:
         if self._over:
             return
         if code in _AGAIN:
-            lane.not_before_s = self._loop.time() + BACKOFF_S
+            lane.not_before_s = self._loop.time() + self._link.backoff_s
             if code in MOVED:
                 self._look_for_leaders()
             self._expire()
@@ -291,7 +291,7 @@ class Delivery:
 
     async def _refresh(self) -> None:
         await self._link.refresh()
-        await asyncio.sleep(BACKOFF_S)
+        await asyncio.sleep(self._link.backoff_s)
         self._refreshing = False
         self._expire()
         self._pump()
