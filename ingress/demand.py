@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 
-from ingress.sender import Pulse
+from ingress.pulse import Pulse
 from routing.sketch import Recorder
 from wire.bus import Producer
 from wire.clock import Clock
@@ -49,8 +49,9 @@ class Demand:
         last_ms = self._clock.monotonic_ms()
         while True:
             now_ms = self._clock.monotonic_ms()
+            self._pulse.sent()
             await self._send(self._alive(open_streams()))
-            for model, counts in self._models.items():
+            for model, counts in list(self._models.items()):
                 await self._send(self._signal(model, counts, max(now_ms - last_ms, 1.0) / 1_000))
             last_ms = now_ms
             await asyncio.sleep(INTERVAL_S)

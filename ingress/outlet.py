@@ -49,19 +49,25 @@ class Outlet:
             self._alarm.cancel()
         self._wake()
 
-    async def take(self) -> bytes | None:
-        """The next event, a comment after a silence, or None at the end."""
-        while not self._events:
-            if self._closed:
-                return None
-            if self._alarm is None:
-                self._set_alarm(self._keep_alive_s)
-            self._waiter = self._loop.create_future()
-            await self._waiter
+    def next(self) -> bytes | None:
+        """The next event, or None if there is none now."""
+        if not self._events:
+            return None
         event = self._events.popleft()
         self._size_bytes -= len(event)
         self._last_s = self._loop.time()
         return event
+
+    async def more(self) -> bool:
+        """Wait until there is an event, a comment after a silence included; False at the end."""
+        while not self._events:
+            if self._closed:
+                return False
+            if self._alarm is None:
+                self._set_alarm(self._keep_alive_s)
+            self._waiter = self._loop.create_future()
+            await self._waiter
+        return True
 
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():

@@ -13,8 +13,9 @@ from ingress.dispatches import Broadcast
 from ingress.endings import log_away, shutting_down
 from ingress.life import Effect, Failed, Life, Patience, Publish, SendAttach, SendCancel, Target
 from ingress.metrics import Metrics
+from ingress.pulse import Pulse
 from ingress.router import Router
-from ingress.sender import Parcel, Pulse, Sender
+from ingress.sender import Parcel, Sender
 from wire.clock import Clock
 from wire.errors import BusError, Unavailable
 from wire.messages import Accepted, Attach, Cancel, Delta, Dispatch, End, Entry, Frames, Request
@@ -55,8 +56,8 @@ class Relay:
         return len(self._runs)
 
     def log_is_away(self) -> bool:
-        """Whether the log has acknowledged nothing for so long that waiting for it is pointless."""
-        return self._pulse.age_ms() > self.patience.ack_ms
+        """Whether waiting for the log is pointless just now."""
+        return self._pulse.log_is_away()
 
     def launch(self, request: Request, candidates: Sequence[Target], answer: Answer, index: int) -> Run:
         """Send a request; what comes of it goes to `answer` as its part `index`. ApiError 503 if it can't be sent."""

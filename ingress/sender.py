@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from ingress.life import Target
+from ingress.pulse import Pulse
 from wire.bus import Producer
 from wire.clock import Clock
 from wire.codec import encode
@@ -33,22 +34,6 @@ class Parcel:
     target: Target
     message: Request | Cancel | Attach
     done: Callable[[BusError | None], None] | None = None
-
-
-class Pulse:
-    """When the log last acknowledged anything of ours."""
-
-    def __init__(self, clock: Clock) -> None:
-        self._clock = clock
-        self._beat_ms = clock.monotonic_ms()
-
-    def beat(self) -> None:
-        """The log has just acknowledged something."""
-        self._beat_ms = self._clock.monotonic_ms()
-
-    def age_ms(self) -> float:
-        """How long ago that was."""
-        return self._clock.monotonic_ms() - self._beat_ms
 
 
 class Sender:

@@ -139,8 +139,9 @@ class _Exchange:
 
 
 async def _pump(outlet: Outlet, send: Send) -> None:
-    while (event := await outlet.take()) is not None:
-        await send({"type": "http.response.body", "body": event, "more_body": True})
+    while await outlet.more():
+        while (event := outlet.next()) is not None:
+            await send({"type": "http.response.body", "body": event, "more_body": True})
     # A stream whose reader was too slow is cut without its last chunk, so that nobody takes it for whole.
     if not outlet.overflowed.done():
         await send({"type": "http.response.body", "body": b"", "more_body": False})

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
+import threading
 
+import psutil
 from granian.constants import HTTPModes, Interfaces
 from granian.http import HTTP1Settings
 from granian.server.embed import Server
@@ -19,6 +21,7 @@ BACKLOG = 2048
 MAX_HEADER_BYTES = 256 * 1024
 TRY_S = 0.02
 START_TRIES = 500
+STOP_TRIES = 100
 
 
 class PortTaken(IngressError):
@@ -46,13 +49,16 @@ class HttpServer:
             log_enabled=False,
         )
         self._task: asyncio.Task[None] | None = None
+        self._threads: set[int] = set()
 
     async def start(self) -> None:
         """Returns once connections are taken. PortTaken if the address can't be used."""
         check_free(self._host, self._port)
+        before = foreign_threads()
         self._task = asyncio.create_task(self._server.serve(), name="granian")
         for _ in range(START_TRIES):
             if await self._answers():
+                self._threads = foreign_threads() - before
                 return
             await asyncio.sleep(TRY_S)
         raise PortTaken(f"nothing answers on {self._host}:{self._port}; the messages above say why")
@@ -72,6 +78,12 @@ class HttpServer:
         if late:
             task.cancel()
             await asyncio.wait((task,))
+        # granian's threads end a moment after it does. One that still holds Python objects while the interpreter is
+        # finalised aborts the process.
+        for _ in range(STOP_TRIES):
+            if not self._threads & foreign_threads():
+                return
+            await asyncio.sleep(TRY_S)
 
     async def _answers(self) -> bool:
         if self._task is not None and self._task.done():
@@ -82,6 +94,11 @@ class HttpServer:
             return False
         writer.close()
         return True
+
+
+def foreign_threads() -> set[int]:
+    """Ids of this process's threads that Python didn't start."""
+    return {thread.id for thread in psutil.Process().threads()} - {t.native_id for t in threading.enumerate()}
 
 
 def check_free(host: str, port: int) -> None:

@@ -16,10 +16,11 @@ from ingress.dispatches import Broadcast, Siblings
 from ingress.gateway import Gateway
 from ingress.life import Patience
 from ingress.metrics import Metrics
+from ingress.pulse import Pulse
 from ingress.relay import Relay
 from ingress.replies import Replies
 from ingress.router import Router, Weights
-from ingress.sender import Pulse, Sender
+from ingress.sender import Sender
 from ingress.views import Views
 from wire import ids
 from wire.bus import Bus, Producer
