@@ -140,7 +140,8 @@ class Membership:
         if self._task is None:
             return
         self._task.cancel()
-        await asyncio.wait({self._task})
+        # what ended it earlier has been told by `check`, or nobody asked
+        await asyncio.gather(self._task, return_exceptions=True)
         if leave and self.member_id:
             try:
                 async with asyncio.timeout(LEAVE_WITHIN_S):

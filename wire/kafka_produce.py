@@ -51,6 +51,8 @@ class Pending:
     size: int
     since_s: float
     ack: asyncio.Future[int]
+    """its caller may cancel it, which changes nothing here"""
+    settled: bool = False
 
 
 @dataclass(slots=True, eq=False)
@@ -87,6 +89,7 @@ class Delivery:
         self._in_flight: set[int] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._wake: asyncio.TimerHandle | None = None
+        self._progress = asyncio.Event()
         self._refreshing = False
         self._over = False
         self._producer_id: tuple[int, int] | None = None
@@ -109,9 +112,10 @@ class Delivery:
 
     async def flush(self) -> None:
         """Wait for the outcome of all that is queued now."""
-        last = [(lane.waiting or lane.sealed)[-1].ack for lane in self._active.values()]
-        if last:
-            await asyncio.wait(last)
+        last = [(lane.waiting or lane.sealed)[-1] for lane in self._active.values()]
+        while not all(record.settled for record in last):
+            self._progress.clear()
+            await self._progress.wait()
 
     def fail(self, why: str) -> None:
         """End this life: nothing more is sent, all that is open raises SendUnknown."""
@@ -124,11 +128,13 @@ class Delivery:
             self._wake.cancel()
         for lane in self._active.values():
             for record in lane.pending():
+                record.settled = True
                 if not record.ack.done():
                     record.ack.set_exception(SendUnknown(f"no telling whether {lane.at.topic} has the record: {why}"))
                     record.ack.exception()  # a caller that doesn't ask is none to warn
         self._active.clear()
         self.queued_bytes = 0
+        self._progress.set()
         self._failed(self)
 
     async def closed(self) -> None:
@@ -274,6 +280,7 @@ class Delivery:
 
     def _acknowledge(self, lane: Lane, offset: int) -> None:
         for record in lane.sealed:
+            record.settled = True
             if not record.ack.done():
                 record.ack.set_result(offset)
             self.queued_bytes -= record.size
@@ -281,6 +288,7 @@ class Delivery:
         lane.sealed, lane.data = [], b""
         if not lane.waiting:
             del self._active[lane.at]
+        self._progress.set()
 
     # ------------------------------------------------ trouble
 

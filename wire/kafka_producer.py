@@ -45,6 +45,7 @@ class KafkaProducer:
         self._queue_bytes = queue_bytes
         self._loop = asyncio.get_running_loop()
         self._layouts: dict[str, Layout] = {}
+        self._missed_s: dict[str, float] = {}
         self._learning = asyncio.Lock()
         self._learners = 0
         self._next_partition = 0
@@ -57,10 +58,11 @@ class KafkaProducer:
     ) -> asyncio.Future[int]:
         layout = self._layouts.get(topic)
         if layout is None or self._learners or (partition is not None and partition >= layout.partitions):
+            asked_s = self._loop.time()
             self._learners += 1  # whoever comes while one waits must wait behind it, or it would overtake
             try:
                 async with self._learning:
-                    layout = await self._learn(topic, partition)
+                    layout = await self._learn(topic, partition, asked_s)
                     return self._queue(layout, topic, value, key, partition)
             finally:
                 self._learners -= 1
@@ -115,12 +117,20 @@ class KafkaProducer:
         self._next_partition += 1
         return self._next_partition % partitions
 
-    async def _learn(self, topic: str, partition: int | None) -> Layout:
+    async def _learn(self, topic: str, partition: int | None, asked_s: float) -> Layout:
         known = self._layouts.get(topic)
         if known is not None and (partition is None or partition < known.partitions):
             return known
-        limit_bytes = known.limit_bytes if known else await self._limit(topic)
-        layout = Layout(await self._link.learn(topic, LAYOUT_WITHIN_S), limit_bytes)
+        if self._missed_s.get(topic, asked_s) > asked_s:
+            raise Unavailable(f"the layout of topic {topic} could not be learnt while this record waited for it")
+        try:
+            async with asyncio.timeout(LAYOUT_WITHIN_S):
+                partitions = await self._link.learn(topic, LAYOUT_WITHIN_S)
+                layout = Layout(partitions, known.limit_bytes if known else await self._limit(topic))
+        except (Unavailable, TimeoutError) as exc:
+            # for all that wait: each asking for itself, one after the other, would wait for minutes
+            self._missed_s[topic] = self._loop.time()
+            raise Unavailable(f"the layout of topic {topic} can't be learnt: {exc}") from exc
         self._layouts[topic] = layout
         return layout
 

@@ -112,6 +112,18 @@ async def test_a_stopped_producer_has_sent_everything_and_sends_no_more(world: W
         await producer.send(topic, b"v")
 
 
+async def test_a_caller_that_gives_up_waiting_changes_nothing(world: World) -> None:
+    topic = await world.topic("t")
+    producer = await world.producer(linger_ms=30)
+    acks = [await producer.send(topic, b"%d" % n) for n in range(4)]
+    for ack in acks[1::2]:
+        ack.cancel()
+    await producer.flush()
+    assert [ack.result() for ack in acks[::2]] == [0, 2]
+    reader = await world.reader()
+    assert await reader.end_offsets([Partition(topic, 0)]) == {Partition(topic, 0): 4}
+
+
 # ---------------------------------------------------------------- reading
 
 

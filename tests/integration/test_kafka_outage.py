@@ -176,6 +176,12 @@ async def test_a_frozen_broker_fills_the_queue_and_stops_nobody(mortal: RunningB
     await reader.assign({here: "latest"})
     mortal.signal(signal.SIGSTOP)
     try:
+        stranger = await bus.producer()
+        opened.push_async_callback(stranger.stop)
+        began_s = asyncio.get_running_loop().time()
+        answers = await asyncio.gather(*(stranger.send("frozen", b"v") for _ in range(20)), return_exceptions=True)
+        assert all(isinstance(answer, Unavailable) for answer in answers)
+        assert asyncio.get_running_loop().time() - began_s < 15, "all are told together, not one after the other"
         waiting = [await patient.send("frozen", b"%d" % n + bytes(10_000)) for n in range(9)]
         with pytest.raises(Unavailable, match="queue is full"):
             await patient.send("frozen", bytes(10_000))
