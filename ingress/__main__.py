@@ -20,9 +20,9 @@ from wire.kafka import KafkaBus
 from wire.settings import Settings
 
 log = logging.getLogger("ingress")
-DRAIN_S = 8.0
-"""how long open streams may go on after SIGTERM; a supervisor kills after 15 s"""
-CUT_S = 2.0
+DRAIN_S = 7.0
+"""how long open streams may go on after SIGTERM: all of an end fits in the 15 s after which a supervisor kills"""
+CUT_S = 1.5
 """for the last bytes of answers to leave"""
 
 

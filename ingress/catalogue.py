@@ -7,9 +7,9 @@ from typing import Any
 
 import mmh3
 
-from ingress.errors import model_not_found
+from ingress.errors import model_not_found, unavailable
 from ingress.life import Target
-from wire.fleet import Fleet
+from wire.fleet import BadFleet, Fleet
 from wire.messages import Credential, Model, ModelVersion
 
 
@@ -38,7 +38,17 @@ def version_of(model: Model, request_id: str) -> ModelVersion:
 
 
 def targets(model: Model, version: ModelVersion, region: str) -> tuple[Target, ...]:
-    """Every shard that a request of this version may go to, those of `region` alone if there are any there."""
+    """Every shard that a request of this version may go to, those of `region` alone if there are any there.
+
+    ApiError 503 for a catalogue entry that names no possible fleet: the operator's mistake, not the client's.
+    """
+    try:
+        return _targets(model, version, region)
+    except BadFleet as exc:
+        raise unavailable(f"The model '{model.name}' is not set up right: {exc}.", retry_after_s=60) from exc
+
+
+def _targets(model: Model, version: ModelVersion, region: str) -> tuple[Target, ...]:
     regions = (region,) if region in version.regions else version.regions
     return tuple(
         Target(Fleet(where, pool, model.slug, version.version, version.numerics), shard)

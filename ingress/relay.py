@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
@@ -10,7 +11,8 @@ import msgspec
 from ingress.answer import Answer
 from ingress.demand import Demand, ModelDemand
 from ingress.dispatches import Broadcast
-from ingress.endings import log_away, shutting_down
+from ingress.endings import inconsistent, log_away, shutting_down
+from ingress.errors import ApiError
 from ingress.life import Effect, Failed, Life, Patience, Publish, SendAttach, SendCancel, Target
 from ingress.metrics import Metrics
 from ingress.pulse import Pulse
@@ -20,6 +22,7 @@ from wire.clock import Clock
 from wire.errors import BusError, Unavailable
 from wire.messages import Accepted, Attach, Cancel, Delta, Dispatch, End, Entry, Frames, Request
 
+log = logging.getLogger(__name__)
 CHARS_PER_TOKEN = 4
 
 
@@ -80,8 +83,16 @@ class Relay:
             if end == len(entries) or entries[end].request_id != entries[start].request_id:
                 run = self._runs.get(entries[start].request_id)
                 if run is not None:
-                    run.entries(entries[start:end])
+                    self._hand(run, entries[start:end])
                 start = end
+
+    def _hand(self, run: Run, entries: Sequence[Entry]) -> None:
+        try:
+            run.entries(entries)
+        except Exception:
+            # One request's frames, however strange, must not end the reading of all others'.
+            log.exception("frames of one request could not be taken")
+            run.fail(inconsistent())
 
     def forget(self, request_id: str) -> None:
         """A request is over."""
@@ -96,7 +107,7 @@ class Relay:
     def fail_all(self) -> None:
         """This process ends: tell every client."""
         for run in list(self._runs.values()):
-            run.fail_for_shutdown()
+            run.fail(shutting_down())
 
 
 class Run:
@@ -145,11 +156,11 @@ class Run:
         """The client was told that the call failed."""
         self._do(self._life.give_up())
 
-    def fail_for_shutdown(self) -> None:
-        """This process ends."""
+    def fail(self, error: ApiError) -> None:
+        """Tell the client so, and give the request up."""
         if not self._life.done:
             self.give_up()
-            self._answer.failed(shutting_down())
+            self._answer.failed(error)
 
     def _now(self) -> float:
         return self._relay.clock.monotonic_ms()

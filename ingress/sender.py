@@ -67,11 +67,9 @@ class Sender:
                 group.create_task(lane.run(), name=f"lane {lane.topic}")
 
     async def flush(self) -> None:
-        """Once `run` has ended: send what was put and wait until the log has it or doesn't take it."""
+        """Once `run` has ended: hand what was put to the producers. Stopping them waits for the log."""
         for lane in self._lanes.values():
             await lane.flush()
-        for producer in self._producers.values():
-            await producer.flush()
 
 
 class _Lane:

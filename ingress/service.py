@@ -31,7 +31,7 @@ from wire.settings import Settings
 
 log = logging.getLogger(__name__)
 HOUSEKEEPING_S = 60.0
-STOP_FLUSH_S = 2.0
+STOP_FLUSH_S = 1.0
 """for the last Cancels, where the log is away"""
 
 
@@ -134,8 +134,7 @@ class Ingress:
             log.warning("the log is away; some Cancels were not sent")
         await self._replies.stop()
         await self._views.stop()
-        for producer in self._producers:
-            await producer.stop()
+        await asyncio.gather(*(producer.stop() for producer in self._producers))
 
     def _spawn(self, name: str, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work, name=f"ingress {name}")

@@ -1,0 +1,150 @@
+"""Deltas on their way to bytes: chunks, whole answers, outlets."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from test_ingress_stream import delta, end
+
+from ingress.chunks import DONE, PING, ChatChunks, TextChunks, error_event
+from ingress.endings import error_of_refusal
+from ingress.errors import ApiError, bad_key, invalid, unavailable
+from ingress.logprobs import LOWEST, chat_logprobs, legacy_logprobs
+from ingress.outlet import Outlet
+from ingress.usage import usage_of
+from wire.messages import Refused, TokenLogprob
+
+FIELDS = {"id": "chatcmpl-1", "created": 5, "model": 'a"b', "system_fingerprint": "fp"}
+
+
+def read(events: list[bytes]) -> list[Any]:
+    for event in events:
+        assert event.startswith(b"data: ")
+        assert event.endswith(b"\n\n")
+        assert event.count(b"\n") == 2, "one frame an event"
+    return [json.loads(event[6:]) for event in events]
+
+
+@given(st.lists(st.text(max_size=20), max_size=10), st.booleans())
+def test_any_text_survives_being_cut_into_chat_chunks(texts: list[str], include_usage: bool) -> None:
+    chunks = ChatChunks(FIELDS, 2, include_usage)
+    events = [e for i, text in enumerate(texts) for e in chunks.delta(1, delta(i, (i,), text, choice=1))]
+    events += chunks.delta(1, delta(len(texts), (), "", end="length", choice=1))
+    parsed = read(events)
+    assert "".join(c["choices"][0]["delta"].get("content", "") for c in parsed) == "".join(texts)
+    assert [c["choices"][0]["delta"].get("role") for c in parsed] == ["assistant"] + [None] * (len(parsed) - 1)
+    assert [c["choices"][0]["finish_reason"] for c in parsed] == [None] * (len(parsed) - 1) + ["length"]
+    assert all(c["choices"][0]["index"] == 1 and c["model"] == 'a"b' for c in parsed)
+    assert all(("usage" in c) is include_usage for c in parsed)
+
+
+@given(st.lists(st.text(max_size=20), max_size=10), st.text(max_size=10))
+def test_any_text_survives_being_cut_into_completion_chunks(texts: list[str], echo: str) -> None:
+    chunks = TextChunks(FIELDS, 1, False, [echo])
+    events = [e for i, text in enumerate(texts) for e in chunks.delta(0, delta(i, (i,), text))]
+    events += chunks.delta(0, delta(len(texts), (), "", end="stop"))
+    parsed = read(events)
+    assert "".join(c["choices"][0]["text"] for c in parsed) == echo + "".join(texts)
+    assert parsed[-1]["choices"][0]["finish_reason"] == "stop"
+
+
+def test_the_usage_chunk_has_no_choices() -> None:
+    for chunks in (ChatChunks(FIELDS, 1, True), TextChunks(FIELDS, 1, True, [])):
+        (parsed,) = read([chunks.usage(usage_of([end((3,)), end((4,))]))])
+        assert parsed["choices"] == []
+        assert parsed["usage"]["completion_tokens"] == 7
+        assert parsed["usage"]["prompt_tokens"] == 10
+
+
+def test_constant_frames_are_what_clients_split_by() -> None:
+    assert DONE == b"data: [DONE]\n\n"
+    assert PING == b": ping\n\n"
+    assert read([error_event(unavailable("Later."))])[0]["error"]["message"] == "Later."
+
+
+def token(text: str, logprob: float = -1.0, top: tuple[TokenLogprob, ...] = ()) -> TokenLogprob:
+    return TokenLogprob(token=text, bytes=tuple(text.encode()), logprob=logprob, top=top)
+
+
+def test_minus_infinity_is_a_number_that_json_has() -> None:
+    one = token("a", -math.inf, (token("b", -math.inf),))
+    shown = chat_logprobs([one])["content"][0]
+    assert (shown["logprob"], shown["top_logprobs"][0]["logprob"]) == (LOWEST, LOWEST)
+    assert legacy_logprobs([one], 0)["token_logprobs"] == [LOWEST]
+
+
+def test_bytes_of_half_a_character_are_shown_as_they_are() -> None:
+    half = TokenLogprob(token="\ufffd", bytes=(0xF0, 0x9F), logprob=-1.0)
+    assert chat_logprobs([half])["content"][0]["bytes"] == [0xF0, 0x9F]
+
+
+def test_errors_carry_what_sdks_read() -> None:
+    error = invalid("n", "Too many.")
+    assert json.loads(error.body()) == {
+        "error": {"message": "Too many.", "type": "invalid_request_error", "param": "n", "code": "invalid_value"}
+    }
+    assert error.headers() == [(b"content-type", b"application/json")]
+    assert (b"retry-after", b"7") in unavailable("x", retry_after_s=7).headers()
+    assert (b"x-should-retry", b"false") in bad_key("x").headers()
+    assert (ApiError(429, "x").kind, ApiError(502, "x").kind) == ("rate_limit_error", "server_error")
+
+
+def test_a_refusal_for_load_always_says_when_to_come_back() -> None:
+    for status, wait, told in ((503, None, 1), (429, 9, 9), (400, None, None)):
+        refused = Refused(request_id="r", attempt=1, epoch=1, status=status, code=None, message="m", retry_after_s=wait)
+        assert error_of_refusal(refused).retry_after_s == told
+
+
+async def test_an_outlet_gives_in_order_and_ends() -> None:
+    outlet = Outlet(100, 60)
+    outlet.put([b"a", b"b"])
+    outlet.close()
+    outlet.put([b"late"])
+    assert [outlet.next(), outlet.next(), outlet.next()] == [b"a", b"b", None]
+    assert not await outlet.more()
+
+
+async def test_an_outlet_wakes_who_waits() -> None:
+    outlet = Outlet(100, 60)
+    waiting = asyncio.create_task(outlet.more())
+    await asyncio.sleep(0)
+    outlet.put([b"a"])
+    assert await waiting
+    outlet.close()
+
+
+async def test_an_outlet_holds_only_so_much() -> None:
+    outlet = Outlet(10, 60)
+    outlet.put([b"x" * 10])
+    assert not outlet.overflowed.done()
+    assert outlet.next()
+    outlet.put([b"x" * 10])
+    outlet.put([b"x"])
+    assert outlet.overflowed.done()
+    assert outlet.next() is None, "what nobody reads is let go"
+
+
+async def test_an_outlet_speaks_up_after_silence_only() -> None:
+    outlet = Outlet(100, 0.02)
+    for _ in range(2):
+        assert await outlet.more()
+        assert outlet.next() == PING
+    outlet.close()
+
+
+@pytest.mark.parametrize("close_first", [True, False])
+async def test_a_closed_outlet_rings_no_more(close_first: bool) -> None:
+    outlet = Outlet(100, 0.01)
+    waiting = asyncio.create_task(outlet.more())
+    await asyncio.sleep(0)
+    if close_first:
+        outlet.close()
+    await asyncio.sleep(0.03)
+    outlet.close()
+    assert await waiting is not close_first
