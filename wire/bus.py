@@ -119,7 +119,7 @@ class Assignee(Protocol):
     """Told when the group's proposal changes. Neither call may wait for anything slow."""
 
     async def assigned(self, partitions: frozenset[Partition]) -> None:
-        """The whole set this member has now."""
+        """The whole set this member has now. Reading starts again at the committed offsets, unless `seek` says else."""
         ...
 
     async def revoked(self, partitions: frozenset[Partition]) -> None:
@@ -131,7 +131,10 @@ class Member(Protocol):
     """A member of a consumer group. Static when it has an instance id: a restart gets its partitions back at once."""
 
     async def poll(self, timeout_ms: int, max_records: int = 500) -> Sequence[Record]:
-        """Records of assigned partitions, from the committed offset on (the start where none is committed)."""
+        """Records of assigned partitions, from the committed offset on (the start where none is committed).
+
+        NotMember, for good, once another process has joined with this member's instance id.
+        """
         ...
 
     def assignment(self) -> frozenset[Partition]:

@@ -22,7 +22,7 @@ from aiokafka.errors import KafkaError
 from aiokafka.protocol.metadata import MetadataRequest
 
 from millstream.kafka.errors import KafkaSetupError
-from millstream.kafka.jars import fetch, java
+from millstream.kafka.jars import fetch, find_java, java
 from millstream.kafka.warm import archive, make_archive
 
 __all__ = ["BrokerConfig", "KafkaSetupError", "command", "format_storage", "jars", "java", "ready", "render_config"]
@@ -170,7 +170,7 @@ def command(jar_dir: Path, config: BrokerConfig) -> list[str]:
 def _java(jar_dir: Path, heap_mb: int, *args: str) -> list[str]:
     classes = archive(jar_dir)
     return [
-        str(java()),
+        str(find_java()),
         f"-Xmx{heap_mb}m",
         "-XX:+UseSerialGC",
         # the quick compiler only: half the processor time of a start, and no bursts of compiling beside the engine

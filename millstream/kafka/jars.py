@@ -13,6 +13,7 @@ from pathlib import Path
 from millstream.kafka.errors import KafkaSetupError
 
 JAVA_AT_LEAST = 17
+_INSTALL_JAVA = "install it: apt-get install openjdk-17-jre-headless"
 _POM = Path(__file__).with_name("pom.xml")
 
 
@@ -50,15 +51,20 @@ def _copy_dependencies(mvn: str, out: Path, build: Path) -> None:
         raise KafkaSetupError(f"Maven could not fetch Kafka's jars; is there a network? It said:\n{tail}")
 
 
+def find_java() -> Path:
+    """The Java on the PATH, of whatever version. KafkaSetupError when there is none."""
+    found = shutil.which("java")
+    if found is None:
+        raise KafkaSetupError(f"Kafka needs Java {JAVA_AT_LEAST} or newer, but java isn't on the PATH; {_INSTALL_JAVA}")
+    return Path(found)
+
+
 def java() -> Path:
     """The Java to run Kafka with. KafkaSetupError when there is none, or one older than 17."""
-    found = shutil.which("java")
-    hint = "install it: apt-get install openjdk-17-jre-headless"
-    if found is None:
-        raise KafkaSetupError(f"Kafka needs Java {JAVA_AT_LEAST} or newer, but java isn't on the PATH; {hint}")
+    found = find_java()
     run = subprocess.run([found, "-version"], capture_output=True, text=True, check=False)
     version = re.search(r'version "(\d+)', run.stderr + run.stdout)
     if version is None or int(version[1]) < JAVA_AT_LEAST:
         what = version[1] if version else "of an unknown version"
-        raise KafkaSetupError(f"Kafka needs Java {JAVA_AT_LEAST} or newer, but {found} is {what}; {hint}")
-    return Path(found)
+        raise KafkaSetupError(f"Kafka needs Java {JAVA_AT_LEAST} or newer, but {found} is {what}; {_INSTALL_JAVA}")
+    return found
