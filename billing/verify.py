@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from billing.charge import Line
@@ -81,6 +81,18 @@ class _Tally:
         self.lines += len(lines)
         self.unpriced += sum(line.billable and line.price_id == UNPRICED for line in lines)
 
+    def report(self, pending: int) -> Report:
+        return Report(
+            partitions=self.partitions,
+            records=self.records,
+            finished=self.finished,
+            lines=self.lines,
+            unpriced=self.unpriced,
+            pending=pending,
+            differences=tuple(self.named),
+            difference_count=self.difference_count,
+        )
+
 
 async def verify(bus: Bus, ledger: Ledger, clock: Clock, *, wait_ms: int = WAIT_MS) -> Report:
     """Compare all journals of the bus with the ledger. Waits up to `wait_ms` for usage that is on its way.
@@ -89,32 +101,54 @@ async def verify(bus: Bus, ledger: Ledger, clock: Clock, *, wait_ms: int = WAIT_
     """
     admin = await bus.admin()
     reader = await bus.reader(client_id="verify")
-    tally = _Tally()
+    tally, books = _Tally(), _Books(ledger)
     try:
-        prices = {price.price_id: price for price in await asyncio.to_thread(ledger.adopted_prices)}
         for topic in sorted(t for t in await admin.topics() if t.startswith(JOURNAL_PREFIX)):
             for number in range(await admin.partitions(topic) or 0):
-                await _partition(reader, ledger, Partition(topic, number), prices, tally)
-        await _wait_for_missing(ledger, clock, clock.monotonic_ms() + wait_ms, prices, tally)
+                await _partition(reader, books, Partition(topic, number), tally)
+        await _wait_for_missing(books, clock, clock.monotonic_ms() + wait_ms, tally)
         pending = len(tally.missing) if tally.missing and await _lag(bus, reader) > 0 else 0
     finally:
         await reader.stop()
         await admin.stop()
     if not pending:
         tally.differ([absent(usage) for usage in tally.missing])
-    return Report(
-        partitions=tally.partitions,
-        records=tally.records,
-        finished=tally.finished,
-        lines=tally.lines,
-        unpriced=tally.unpriced,
-        pending=pending,
-        differences=tuple(tally.named),
-        difference_count=tally.difference_count,
-    )
+    return tally.report(pending)
 
 
-async def _partition(reader: Reader, ledger: Ledger, at: Partition, prices: Mapping[str, Price], tally: _Tally) -> None:
+class _Books:
+    """The ledger as `verify` reads it: the lines of a window, and the prices they were rated with."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+        self.prices: dict[str, Price] = {}
+
+    async def lines(self, window: Window) -> list[Line]:
+        """The lines of attempts that finished in a window; `prices` then knows every adopted price they name."""
+        found = await self._attempts(window)
+        if {line.price_id for line in found} - self.prices.keys() - {UNPRICED}:
+            # asked for afterwards: a price is adopted before the first line that is rated with it is written
+            adopted = await asyncio.to_thread(self._ledger.adopted_prices)
+            self.prices = {price.price_id: price for price in adopted}
+        return found
+
+    async def _attempts(self, window: Window) -> list[Line]:
+        found: list[Line] = []
+        start, end = window.from_offset, window.to_offset
+        while start < end:
+            page = await asyncio.to_thread(
+                self._ledger.attempts_between, window.fleet, window.shard, start, end, ROWS_AT_ONCE
+            )
+            if len(page) < ROWS_AT_ONCE:
+                return [*found, *page]
+            # the last offset may go on beyond the page: it is read again whole
+            last = page[-1].usage.finish_offset
+            found += [line for line in page if line.usage.finish_offset < last or last == start]
+            start = last if last > start else last + 1
+        return found
+
+
+async def _partition(reader: Reader, books: _Books, at: Partition, tally: _Tally) -> None:
     tally.partitions += 1
     try:
         fleet = journal_fleet(at.topic)
@@ -123,8 +157,8 @@ async def _partition(reader: Reader, ledger: Ledger, at: Partition, prices: Mapp
         return
     walk = Walk(fleet, at, WINDOW_FINISHES)
     async for window in walk.windows(reader):
-        lines = await _lines(ledger, window.fleet, window.shard, window.from_offset, window.to_offset)
-        differences, missing, met = compare(window, lines, prices)
+        lines = await books.lines(window)
+        differences, missing, met = compare(window, lines, books.prices)
         tally.finished += len(window.usages) + len(window.orphans)
         tally.differ(differences)
         tally.differ(orphans_without_line(window, met))
@@ -134,17 +168,18 @@ async def _partition(reader: Reader, ledger: Ledger, at: Partition, prices: Mapp
     tally.differ(walk.differences)
 
 
-async def _wait_for_missing(
-    ledger: Ledger, clock: Clock, until_ms: float, prices: Mapping[str, Price], tally: _Tally
-) -> None:
+async def _wait_for_missing(books: _Books, clock: Clock, until_ms: float, tally: _Tally) -> None:
     """Ask again for what the ledger lacked until it is there or the time is over."""
     while tally.missing and clock.monotonic_ms() < until_ms:
         await asyncio.sleep(RETRY_S)
         sought, tally.missing = tally.missing, []
         for window in windows_of(sought):
-            lines = await _lines(ledger, window.fleet, window.shard, window.from_offset, window.to_offset)
-            ours = [line for line in lines if (line.usage.request_id, line.usage.attempt) in window.usages]
-            differences, missing, met = compare(window, ours, prices)
+            ours = [
+                line
+                for line in await books.lines(window)
+                if (line.usage.request_id, line.usage.attempt) in window.usages
+            ]
+            differences, missing, met = compare(window, ours, books.prices)
             tally.differ(differences)
             tally.lack(missing)
             tally.meet(met)
@@ -166,19 +201,6 @@ def windows_of(usages: Sequence[Usage]) -> list[Window]:
         )
         for (fleet, shard), group in by_partition.items()
     ]
-
-
-async def _lines(ledger: Ledger, fleet: Fleet, shard: int, from_offset: int, to_offset: int) -> list[Line]:
-    found: list[Line] = []
-    while from_offset < to_offset:
-        page = await asyncio.to_thread(ledger.attempts_between, fleet, shard, from_offset, to_offset, ROWS_AT_ONCE)
-        if len(page) < ROWS_AT_ONCE:
-            return [*found, *page]
-        # the last offset may go on beyond the page: it is read again whole
-        last = page[-1].usage.finish_offset
-        found += [line for line in page if line.usage.finish_offset < last or last == from_offset]
-        from_offset = last if last > from_offset else last + 1
-    return found
 
 
 async def _lag(bus: Bus, reader: Reader) -> int:

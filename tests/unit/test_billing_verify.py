@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import msgspec
 import pytest
+from journals import begin, finish, spoken
 from usages import FLEET, NOON_MS
 
 from billing import verify as module
@@ -24,22 +25,7 @@ from wire.errors import Unavailable
 from wire.journal import Fold, usage_of
 from wire.memory import MemoryBus
 from wire.memory_log import MemoryLog
-from wire.messages import (
-    Begin,
-    Body,
-    Carry,
-    Claim,
-    Finish,
-    FinishReason,
-    Journal,
-    Message,
-    Ref,
-    ReplyTo,
-    Request,
-    Sampling,
-    Span,
-    Tokens,
-)
+from wire.messages import Carry, Claim, Finish, FinishReason, Journal, Message, Ref, Span
 from wire.topics import Topic, fleet_topics, shared_topics
 
 AT = Partition(f"journal.{FLEET.name}", 0)
@@ -88,41 +74,6 @@ class World:
 
     async def verify(self, wait_ms: int = 0) -> Report:
         return await verify(self.bus, self.ledger, SystemClock(), wait_ms=wait_ms)
-
-
-def begin(epoch: int, n: int) -> Begin:
-    request = Request(
-        request_id=f"r{n}",
-        attempt=1,
-        tenant="acme",
-        project="p",
-        key_id="k",
-        model="simulated",
-        version="1",
-        body=Body(sampling=Sampling(seed=1)),
-        reply=ReplyTo(region="local", slot=0, incarnation="x"),
-        created_ms=NOON_MS,
-        accept_by_ms=NOON_MS + 1_000,
-        deadline_ms=NOON_MS + 9_000,
-    )
-    return Begin(epoch=epoch, ref=Ref(n * 2), request=request, prompt_tokens=10, cached_tokens=4, at_ms=NOON_MS + 5)
-
-
-def spoken(epoch: int, n: int, tokens: Sequence[int], first: int = 0) -> Tokens:
-    return Tokens(epoch=epoch, spans=(Span(Ref(n * 2), 0, first, tuple(tokens)),), at_ms=NOON_MS + 9)
-
-
-def finish(epoch: int, n: int, tokens: int, reason: FinishReason = "stop") -> Finish:
-    return Finish(
-        epoch=epoch,
-        ref=Ref(n * 2),
-        reason=reason,
-        ends=(None,),
-        prompt_tokens=10,
-        cached_tokens=4,
-        completion_tokens=tokens,
-        at_ms=NOON_MS + 20,
-    )
 
 
 @pytest.fixture
