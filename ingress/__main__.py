@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
 import logging
 import os
 import signal
@@ -64,6 +65,9 @@ async def serve(settings: Settings) -> int:
     await ingress.open()
     try:
         await server.start()
+        # What is there now stays for good: no collection has to look at it again while streams come and go.
+        gc.collect()
+        gc.freeze()
         log.info("serving on http://%s:%d", settings.host, settings.port)
         await _first_of(stop.wait(), server.wait(), ingress.wait_failed())
         await ingress.drain(DRAIN_S if stop.is_set() else 0.0)

@@ -233,7 +233,7 @@ class Life:
             self._asked_ms = now_ms
         if now_ms >= self._sent_ms + patience.attempt_ms:
             self._sent_ms = now_ms  # ask again after as long, if there is nowhere to go now
-            return self._move(now_ms)
+            return [] if self._log_is_away() else self._move(now_ms)
         return []
 
     def _tick_running(self, now_ms: float) -> list[Effect]:

@@ -78,17 +78,18 @@ class Relay:
     def frames(self, frames: Frames) -> None:
         """Hand a record's entries to their requests; all of a request's at once."""
         entries = frames.entries
+        now_ms = self.clock.monotonic_ms()
         start = 0
         for end in range(1, len(entries) + 1):
             if end == len(entries) or entries[end].request_id != entries[start].request_id:
                 run = self._runs.get(entries[start].request_id)
                 if run is not None:
-                    self._hand(run, entries[start:end])
+                    self._hand(run, now_ms, entries[start:end])
                 start = end
 
-    def _hand(self, run: Run, entries: Sequence[Entry]) -> None:
+    def _hand(self, run: Run, now_ms: float, entries: Sequence[Entry]) -> None:
         try:
-            run.entries(entries)
+            run.entries(now_ms, entries)
         except Exception:
             # One request's frames, however strange, must not end the reading of all others'.
             log.exception("frames of one request could not be taken")
@@ -144,9 +145,9 @@ class Run:
         self._demand.requests += 1
         self._do(self._life.start(self._now(), target))
 
-    def entries(self, entries: Sequence[Entry]) -> None:
+    def entries(self, now_ms: float, entries: Sequence[Entry]) -> None:
         """Take entries in order."""
-        self._do(self._life.entries(self._now(), entries))
+        self._do(self._life.entries(now_ms, entries))
 
     def client_gone(self) -> None:
         """Nobody reads any more."""

@@ -281,7 +281,7 @@ class World:
 
 async def eventually(condition: Callable[[], Awaitable[bool]]) -> None:
     """Wait until it holds; fails if it doesn't for long."""
-    for _ in range(1_000):
+    for _ in range(3_000):
         if await condition():
             return
         await asyncio.sleep(0.01)

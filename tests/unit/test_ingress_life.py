@@ -94,6 +94,15 @@ def test_a_log_that_acknowledges_nothing_is_given_up_early() -> None:
     assert w.status(effects) == 503
 
 
+def test_while_the_log_is_away_another_shard_of_it_is_no_hope() -> None:
+    w = World([B])
+    w.life.acked(1)
+    w.away = True
+    assert w.at(5_000) == []
+    w.away = False
+    assert w.at(10_000)[0] == Publish(2, B)
+
+
 def test_a_slow_acknowledgement_alone_is_waited_for() -> None:
     w = World()
     assert w.at(3_000) == []
