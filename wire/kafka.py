@@ -15,7 +15,7 @@ from wire.kafka_reader import KafkaReader
 from wire.settings import Cluster
 from wire.topics import Acks
 
-GROUP_METADATA_AGE_MS = 10_000
+GROUP_METADATA_AGE_MS = 5_000
 """how soon a group notices that a topic has more partitions"""
 
 

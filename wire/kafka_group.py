@@ -95,7 +95,8 @@ class Membership:
         self._held = Held()
         self._given: dict[str, Held] = {}
         self._counts: dict[str, int] = {}
-        """partitions by topic when this member, as the leader, shared them out; empty in a follower"""
+        """partitions by topic at the last join; every member watches them, for a leader that has restarted doesn't
+        know that it leads"""
         self.member_id = ""
         self.generation = -1
 
@@ -175,6 +176,7 @@ class Membership:
                 assignment = await self._sync(response)
             else:
                 await self._refused("join", response)
+        self._counts = self._counts or await self._count(set(self._topics))
         partitions = kafka_assignor.granted(assignment)
         self._held = Held(tuple({at.partition for at in partitions}), self.generation)
         _log.debug("group %s, generation %d: %s", self._group, self.generation, sorted(partitions))

@@ -14,7 +14,7 @@ from aiokafka.admin import AIOKafkaAdminClient, RecordsToDelete
 from aiokafka.structs import TopicPartition
 from kafka_broker import RunningBroker
 
-from wire.bus import Partition
+from wire.bus import Member, Partition
 from wire.errors import SendUnknown
 from wire.kafka import KafkaBus
 from wire.topics import Topic
@@ -93,6 +93,30 @@ async def test_a_member_frozen_past_its_session_finds_out_and_works_again(
     finally:
         frozen.kill()
         await frozen.wait()
+
+
+async def test_partitions_that_are_added_are_shared_out_even_after_the_leader_restarted(
+    kafka_bus: KafkaBus, topic: str, opened: AsyncExitStack
+) -> None:
+    async def join() -> Member:
+        member = await kafka_bus.member(f"g.{topic}", [topic], Quiet(), instance_id="only", session_timeout_ms=6_000)
+        opened.push_async_callback(member.stop)
+        return member
+
+    async def has(member: Member, partitions: int) -> None:
+        async with asyncio.timeout(40):
+            while len(member.assignment()) != partitions:
+                await member.poll(50)
+
+    first = await join()
+    await has(first, 2)
+    await first.stop(leave=False)
+    again = await join()
+    await has(again, 2)
+    admin = await kafka_bus.admin()
+    opened.push_async_callback(admin.stop)
+    await admin.create([Topic(name=topic, partitions=3, retention_ms=3_600_000)])
+    await has(again, 3)
 
 
 async def test_a_lost_sequence_makes_everything_behind_it_unknown_and_a_new_producer_id(
