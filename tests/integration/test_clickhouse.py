@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -195,6 +196,12 @@ def test_get_reads_and_changes_nothing(clickhouse: RunningClickHouse, database: 
     answer = httpx.get(clickhouse.url, params={"query": f"DROP DATABASE {database}"})
     assert answer.headers["x-clickhouse-exception-code"] == "164"
     assert httpx.get(clickhouse.url, params={"query": "SELECT 1"}).text == "1\n"
+
+
+def test_a_reader_may_ask_to_be_kept_from_writing(clickhouse: RunningClickHouse, database: str) -> None:
+    answer = clickhouse.ask("CREATE TABLE t (a Int8) ENGINE = Memory", database=database, readonly="2")
+    assert answer.headers["x-clickhouse-exception-code"] == "164"
+    assert clickhouse.ask("SELECT 1", readonly="2", max_threads="1").text == "1\n"
 
 
 def test_a_bad_row_fails_its_whole_insert(clickhouse: RunningClickHouse, database: str) -> None:
@@ -393,6 +400,19 @@ def test_a_table_without_a_deduplication_window_is_refused(
     )
     with pytest.raises(SchemaError, match="keeps no deduplication window"):
         store.apply_schema()
+
+
+def test_the_query_of_the_handbook_proves_every_line(
+    store: LedgerStore, clickhouse: RunningClickHouse, suffix: str
+) -> None:
+    store.apply_schema()
+    text = (ROOT / "docs" / "billing.md").read_text()
+    proof = text[text.index("    SELECT count() FROM ledger WHERE amount_nanodollars") : text.index("\n\nmust be 0")]
+    lines = [rate(usage(f"r{n}", completion_tokens=n, reason=r), load(None)) for n, r in enumerate(("stop", "error"))]
+    store.insert(lines)
+    assert clickhouse.ask(proof, database=f"schema_{suffix}").text == "0\n"
+    store.insert([replace(lines[0], amount_nanodollars=lines[0].amount_nanodollars + 1)])
+    assert clickhouse.ask(proof, database=f"schema_{suffix}").text == "1\n"
 
 
 def test_losers_are_waste(store: LedgerStore, clickhouse: RunningClickHouse, suffix: str) -> None:

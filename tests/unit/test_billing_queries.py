@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from billing.errors import SchemaError
@@ -21,6 +23,14 @@ def test_every_schema_step_is_numbered_and_described() -> None:
     steps = schema_files()
     assert [step.version for step in steps] == list(range(1, len(steps) + 1))
     assert all(step.sql.startswith("-- ") for step in steps)
+
+
+def test_a_gap_in_the_numbers_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("001_a.sql", "003_b.sql"):
+        (tmp_path / name).write_text("SELECT 1")
+    monkeypatch.setattr("billing.queries._directory", lambda name: tmp_path)
+    with pytest.raises(SchemaError, match="without a gap"):
+        schema_files()
 
 
 def test_nothing_in_the_schema_depends_on_when_a_row_is_written() -> None:

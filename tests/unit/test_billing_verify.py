@@ -257,7 +257,7 @@ async def test_windows_and_pages_are_put_together(world: World, monkeypatch: pyt
     lines = world.lines()
     world.ledger.insert(lines[:-1])
     # more lines at one offset than a page holds
-    doubles = [rate(msgspec.structs.replace(lines[4].usage, request_id=f"double{i}"), PRICES) for i in range(2)]
+    doubles = [rate(msgspec.structs.replace(lines[3].usage, request_id=f"double{i}"), PRICES) for i in range(2)]
     world.ledger.insert(doubles)
     report = await world.verify()
     assert {each.request_id for each in report.differences} == {"double0", "double1", "r24"}
@@ -328,17 +328,27 @@ async def test_a_log_that_goes_away_meanwhile_is_said(world: World, monkeypatch:
         [window async for window in Walk(FLEET, AT).windows(reader)]
 
 
-async def test_what_comes_after_the_end_as_of_now_is_left_for_next_time(world: World) -> None:
+async def test_what_comes_after_the_end_as_of_now_is_left_for_next_time(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     await world.request(1)
     reader = await world.bus.reader()
-    walk = Walk(FLEET, AT)
-    windows = walk.windows(reader)
-    taken = asyncio.ensure_future(anext(windows))
-    await asyncio.sleep(0)
+    end = await reader.end_offsets([AT])
     await world.request(2)
-    window = await taken
-    assert set(window.usages) <= {("r1", 1), ("r2", 1)}
-    assert ("r1", 1) in window.usages
+
+    async def as_of_then(partitions: object) -> dict[Partition, int]:
+        return end
+
+    monkeypatch.setattr(reader, "end_offsets", as_of_then)
+    (window,) = [window async for window in Walk(FLEET, AT).windows(reader)]
+    assert (set(window.usages), window.to_offset) == ({("r1", 1)}, end[AT])
+
+
+async def test_a_window_that_is_full_at_the_very_end_is_the_last(world: World) -> None:
+    await world.request(1)
+    await world.request(2)
+    windows = [window async for window in Walk(FLEET, AT, 1).windows(await world.bus.reader())]
+    assert [(window.from_offset, window.to_offset) for window in windows] == [(0, 4), (4, 7)]
 
 
 def test_a_difference_without_a_request_says_where() -> None:
