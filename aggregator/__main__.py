@@ -1,4 +1,4 @@
-"""`python -m aggregator ledger` and `python -m aggregator control`: two processes, so that one never stops the other."""
+"""`python -m aggregator ledger` and `python -m aggregator control`: two processes; neither ever stops the other."""
 
 from __future__ import annotations
 
