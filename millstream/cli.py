@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import faulthandler
+import logging
 import os
 import sys
 from collections.abc import Coroutine
@@ -65,6 +67,7 @@ def up(detach: bool, background: bool, **options: Any) -> None:
     """
     from millstream import detached, up
 
+    faulthandler.enable()  # a supervisor that crashes must say where
     wish = up.Wish(environ=dict(os.environ), **options)
     if detach:
         _exit(detached.start(wish, _say, click.echo))
@@ -224,6 +227,9 @@ def soak(count: int, at_once: int, as_json: bool) -> None:
 
 def main() -> None:
     """Entry point: a mistake is answered with one sentence and an exit code, never with a traceback."""
+    logging.basicConfig(format="%(message)s", level=logging.WARNING)
+    for quiet in ("aiokafka", "wire"):  # what they warn of, the command finds out and says in its own words
+        logging.getLogger(quiet).setLevel(logging.CRITICAL)
     try:
         cli(standalone_mode=False)
     except click.ClickException as exc:

@@ -100,7 +100,6 @@ class Watch:
         if process is not None and process.returncode is None:
             self._enter("stopping")
             await self._terminate(process, hurry)
-        if process is not None:
             kill_group(process.pid)
         self._enter("stopped")
 
