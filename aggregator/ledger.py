@@ -22,6 +22,7 @@ from billing.prices import PriceBook, load
 from billing.store import LedgerStore
 from wire.bus import Bus, Record
 from wire.clock import Clock, SystemClock
+from wire.errors import SettingsError
 from wire.follow import dead_letters
 from wire.settings import Settings
 from wire.topics import USAGE
@@ -39,11 +40,12 @@ async def run(settings: Settings, bus: Bus, stop: asyncio.Event, member: str = "
 
     PriceBookError or SchemaError when the price book or the database can't be used as they are.
     """
+    for name in ("clickhouse_connect", "urllib3"):
+        logging.getLogger(name).setLevel(logging.CRITICAL)  # what they say of each try is said here once
     book = load(settings.price_book)
     store, clock, registry = LedgerStore(settings.clickhouse), SystemClock(), CollectorRegistry()
     metrics = Metrics(registry)
-    if settings.metrics_port:
-        start_http_server(settings.metrics_port, "127.0.0.1", registry)
+    serve_metrics(settings.metrics_port, registry)
     if not await prepared(store, book, clock, stop):
         return
     dead = await bus.producer(client_id="ledger-dead")
@@ -52,6 +54,17 @@ async def run(settings: Settings, bus: Bus, stop: asyncio.Event, member: str = "
         await keep_running(lambda: build(settings, recorder.record, member), stop)
     finally:
         await dead.stop()
+        store.close()
+
+
+def serve_metrics(port: int, registry: CollectorRegistry) -> None:
+    """Serve /metrics on the loopback interface; port 0 = don't. SettingsError when the port is taken."""
+    if not port:
+        return
+    try:
+        start_http_server(port, "127.0.0.1", registry)
+    except OSError as exc:
+        raise SettingsError(f"MILLSTREAM_METRICS_PORT is {port}, but {exc.strerror}; choose another") from exc
 
 
 def build(settings: Settings, record: Callable[[list[Record]], Awaitable[None]], member: str = "0") -> faust.App:
@@ -61,7 +74,12 @@ def build(settings: Settings, record: Callable[[list[Record]], Awaitable[None]],
     async def usages(stream: Any) -> None:
         # noack_take, not take: take acknowledges even what raised. One batch at a time, so acks keep the order.
         async for events in stream.noack_take(BATCH_RECORDS, within=BATCH_WITHIN_S):
-            await record([_record(event) for event in events])
+            try:
+                await record([_record(event) for event in events])
+            except Exception as exc:
+                # Faust would go on with the next batch; only an app built anew reads this one again
+                await app.crash(exc)
+                raise
             for event in events:
                 await stream.ack(event)
 

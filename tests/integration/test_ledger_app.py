@@ -83,7 +83,13 @@ class World:
         }
 
     def run(self, *args: str) -> subprocess.Popen[bytes]:
-        argv = [sys.executable, "-m", "aggregator", "ledger", *args]
+        return self._start("-m", "aggregator", "ledger", *args)
+
+    def run_code(self, code: str) -> subprocess.Popen[bytes]:
+        return self._start("-c", code)
+
+    def _start(self, *args: str) -> subprocess.Popen[bytes]:
+        argv = [sys.executable, *args]
         with self.log.open("ab") as out:
             process = subprocess.Popen(argv, cwd=ROOT, env=self.environ(), stdout=out, stderr=out)
         self.processes.append(process)
@@ -161,6 +167,28 @@ async def test_what_is_replayed_changes_nothing(world: World) -> None:
         await world.send(world.usages(0, 100), per_record=7)
     await world.send(world.usages(100, 1))
     await world.lines(101)
+
+
+FAULTY = """
+import os, sys
+from aggregator import __main__, recorder
+record, faults = recorder.Recorder.record, iter([True, False, True])
+async def faulty(self, batch):
+    if next(faults, False):
+        raise RuntimeError("a fault of ours")
+    await record(self, batch)
+recorder.Recorder.record = faulty
+sys.exit(__main__.main(["ledger"], os.environ))
+"""
+
+
+async def test_a_batch_that_met_a_fault_comes_again(world: World) -> None:
+    app = world.run_code(FAULTY)
+    for n in range(5):
+        await world.send(world.usages(n * 9, 9), per_record=1)
+        await asyncio.sleep(0.3)
+    await world.lines(45)
+    assert app.poll() is None
 
 
 async def test_a_killed_database_is_waited_for(world: World) -> None:

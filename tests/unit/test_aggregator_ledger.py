@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from kafka_broker import free_port
 from prometheus_client import CollectorRegistry
 from usages import usage
 
 from aggregator import recorder as module
 from aggregator.__main__ import main
-from aggregator.ledger import prepared
+from aggregator.ledger import prepared, serve_metrics
 from aggregator.recorder import Metrics, Recorder, rated
 from billing.charge import Line
 from billing.errors import LedgerAway
@@ -23,6 +25,7 @@ from billing.store import LedgerStore
 from wire import codec
 from wire.bus import Record
 from wire.clock import ManualClock
+from wire.errors import SettingsError
 from wire.messages import Dead, Usage, Usages
 from wire.settings import ClickHouse
 
@@ -164,6 +167,16 @@ async def test_being_stopped_ends_the_wait_for_the_database() -> None:
     store = LedgerStore(ClickHouse(port=1))
     asyncio.get_running_loop().call_later(0.05, stop.set)
     assert await prepared(store, BOOK, ManualClock(), stop) is False
+
+
+def test_a_port_for_metrics_that_is_taken_is_named() -> None:
+    port, registry = free_port(), CollectorRegistry()
+    serve_metrics(0, registry)
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", port))
+        taken.listen()
+        with pytest.raises(SettingsError, match=f"MILLSTREAM_METRICS_PORT is {port}, but"):
+            serve_metrics(port, registry)
 
 
 def test_a_bad_setting_is_a_sentence(capsys: pytest.CaptureFixture[str]) -> None:
