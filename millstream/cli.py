@@ -14,6 +14,7 @@ from typing import Any, NoReturn, TypeVar
 import click
 
 from millstream.errors import FAILED, StackError
+from millstream.state import DEFAULT_STATE
 from wire.errors import MillstreamError
 
 T = TypeVar("T")
@@ -25,7 +26,7 @@ _state = click.option(
     "--state",
     "state_dir",
     type=click.Path(path_type=Path),
-    default=Path(".millstream"),
+    default=Path(DEFAULT_STATE),
     envvar=STATE_VARIABLE,
     show_default=True,
     show_envvar=True,

@@ -14,6 +14,8 @@ from pathlib import Path
 from millstream.errors import AlreadyRunning, StateBroken
 
 LAYOUT = "1"
+DEFAULT_STATE = ".millstream"
+"""in the current directory"""
 LOG_LIMIT_BYTES = 16 * 1024 * 1024
 _LOCK_WAIT_S = 0.5
 

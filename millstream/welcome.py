@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import platform
 import shlex
+import shutil
+import sys
 import time
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 
 import msgspec
 
 from millstream.runfile import Run, created_s
 from millstream.stack import REGION, SLOTS, Stack
-from millstream.state import StateDir
+from millstream.state import DEFAULT_STATE, StateDir
 
 
 def first_run(stack: Stack, pid: int) -> Run:
@@ -58,7 +62,18 @@ Try it:
 
 def down_command(state: StateDir) -> str:
     """The command that stops the stack of this state directory."""
-    return f"millstream down --state {shlex.quote(str(state.path))}"
+    directory = "" if state.path == Path.cwd() / DEFAULT_STATE else f" --state {shlex.quote(str(state.path))}"
+    return f"{_command()} down{directory}"
+
+
+def _command() -> str:
+    """How the command can be called from here: by its name if that is on the PATH, else by where it is."""
+    if shutil.which("millstream") is not None:
+        return "millstream"
+    here = Path(sys.executable).with_name("millstream")
+    with contextlib.suppress(ValueError):
+        here = here.relative_to(Path.cwd())
+    return shlex.quote(str(here))
 
 
 def _version(package: str) -> str:
