@@ -68,7 +68,7 @@ def tiny_config(**changes: object) -> dict[str, object]:
         "architectures": ["LlamaForCausalLM"],
         "hidden_act": "silu",
         "num_hidden_layers": 2,
-        "hidden_size": 64,
+        "hidden_size": 96,
         "intermediate_size": 160,
         "vocab_size": 272,
         "num_attention_heads": 6,
@@ -95,7 +95,7 @@ def write_model(directory: Path, seed: int = 0, **changes: object) -> Path:
     (directory / "config.json").write_text(json.dumps(config))
     generator = torch.Generator().manual_seed(seed)
     tensors = {
-        name: torch.ones(shape) if len(shape) == 1 and "norm" in name else torch.randn(shape, generator=generator) * 0.3
+        name: torch.ones(shape) if "norm" in name else torch.randn(shape, generator=generator) / shape[-1] ** 0.5
         for name, shape in _shapes(config).items()
     }
     save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})

@@ -6,6 +6,7 @@ Linear layers are exact (see `weights`). What else crosses columns is done row b
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -19,8 +20,12 @@ from workers.engine.scheduler import Work
 from workers.engine.weights import Layer, Linear, Weights, load
 
 Logits = npt.NDArray[np.float32]
-NUMERICS = "w8a10"
-"""weights of 8 bits, activations of about 10"""
+NUMERICS = "w10x24"
+"""weights of 10 bits, exact products and sums within float32's 24"""
+_MARGIN = 0.999
+"""for the rounding of the norm itself"""
+_TINY = 1e-18
+"""stands for the norm of a row of zeros"""
 _SERIAL_ELEMENTS = 32767
 """torch cuts larger element-wise work among threads, and computes the odd ends of the cuts by another code"""
 
@@ -121,17 +126,11 @@ def load_runner(model_dir: Path, *, slots: int, context_tokens: int, threads: in
 
 def linear(rows: torch.Tensor, layer: Linear) -> torch.Tensor:
     """rows · weightᵀ + bias: the same for a row whatever else is in `rows`."""
-    largest = rows.abs().amax(dim=1, keepdim=True).clamp_min(torch.finfo(torch.float32).tiny)
-    whole = (rows * (layer.levels / largest)).round_()
-    if len(layer.blocks) == 1:
-        out = F.linear(whole, layer.blocks[0])
-    else:
-        out = torch.zeros(len(rows), len(layer.scale))
-        begin = 0
-        for block in layer.blocks:
-            out += F.linear(whole[:, begin : begin + block.shape[1]], block)
-            begin += block.shape[1]
-    out *= largest / layer.levels
+    width = rows.shape[1]
+    reach = layer.reach * _MARGIN - math.sqrt(width) / 2  # rounding adds up to ½ in each of `width` places
+    norm = rows.square().sum(dim=1, keepdim=True).sqrt_().clamp_min_(_TINY)
+    out = F.linear((rows * (reach / norm)).round_(), layer.weight)
+    out *= norm / reach
     out *= layer.scale
     return out if layer.bias is None else out.add_(layer.bias)
 

@@ -23,8 +23,8 @@ from workers.engine.simulated_vocabulary import END, FIRST_WORD, HALVES, WORDS, 
 Sleep = Callable[[float], None]
 """waits so many seconds, or less when there is something else to do"""
 _EMOJI_ONE_IN = 16
-_SHORTEST_TOKENS = 16
-_LONGEST_TOKENS = 400
+_SHORTEST_TOKENS = 8
+_LONGEST_TOKENS = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
