@@ -1,4 +1,4 @@
-"""A worker with a real engine process (simulated model) over the in-memory log: a request's life, and what may break it."""
+"""A worker with a real engine process (simulated model) over the in-memory log: a request's life and its failures."""
 
 from __future__ import annotations
 
