@@ -6,6 +6,7 @@ What can run side by side does: Kafka's start, ClickHouse's, and the model's con
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import time
@@ -14,6 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import msgspec
+import psutil
 
 from millstream import install, probes, runfile, welcome
 from millstream.errors import StartFailed
@@ -88,6 +90,7 @@ class Life:
         self._say("stopping; once more hurries")
         await asyncio.gather(*(tail.stop() for tail in self._tails))
         await self._supervisor.stop(self._stack.stop_order(), self._hurry)
+        _end_descendants()
         self._state.run_file.unlink(missing_ok=True)
         self._say("stopped")
 
@@ -98,7 +101,8 @@ class Life:
             model = group.create_task(self._model())
             store = group.create_task(self._store())
             self._start_after(group, self._stack.ingress(), probes.ingress(self._run), log)
-            self._start_after(group, self._stack.control(), probes.control(self._seen, self._run.model), log)
+            # It speaks only of models that a worker has spoken of, and no worker starts before its model is there.
+            self._start_after(group, self._stack.control(), probes.control(self._seen, self._run.model), log, model)
             self._start_after(group, self._stack.ledger(), probes.ledger(self._run), log, store)
             # A worker waits for its log by itself; the topics must exist, though.
             filled = install.is_filled(self._stack, self._state)
@@ -178,6 +182,13 @@ class _FirstFailure(asyncio.TaskGroup):
 def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
     first = group.exceptions[0]
     return _first(first) if isinstance(first, BaseExceptionGroup) else first
+
+
+def _end_descendants() -> None:
+    """End what a start that was cut short still runs: Maven, the model's conversion. Both begin anew the next time."""
+    for process in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
 
 
 def _broker_argv(config: broker.BrokerConfig, say: Say) -> list[str]:

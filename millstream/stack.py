@@ -120,8 +120,7 @@ class Stack:
         return self._python(self.worker_names()[index], "workers", mine=mine, within_s=300.0, stop_s=drain_s + 10.0)
 
     def control(self) -> Child:
-        # it says nothing before the first signal of a worker, which may have a model to load
-        return self._python(CONTROL, "aggregator", CONTROL, within_s=300.0, stop_s=10.0)
+        return self._python(CONTROL, "aggregator", CONTROL, within_s=120.0, stop_s=10.0)
 
     def ledger(self) -> Child:
         mine = {"METRICS_PORT": str(self.ledger_port)}
@@ -173,7 +172,7 @@ def smollm2() -> Served:
     """The real model, converted by `millstream.model`."""
     return Served(
         name="SmolLM2-135M-Instruct",
-        numerics="w8a10",
+        numerics="w10x24",
         engine_kind="torch",
         owned_by="HuggingFaceTB",
         context_tokens=2048,

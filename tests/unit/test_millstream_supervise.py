@@ -193,8 +193,7 @@ def test_children_end_with_a_supervisor_that_is_killed(tmp_path: Path) -> None:
         f"""
         import asyncio, os, sys
         from pathlib import Path
-        from millstream.state import last_lines
-from millstream.supervise import Child, Supervisor
+        from millstream.supervise import Child, Supervisor
         async def ready(_): return True
         async def main():
             supervisor = Supervisor(lambda name: Path({str(log)!r}), lambda: None)
