@@ -13,9 +13,10 @@ from typing import Any, NoReturn, TypeVar
 
 import click
 
+from billing.errors import LedgerAway
 from millstream.errors import FAILED, StackError
 from millstream.state import DEFAULT_STATE
-from wire.errors import MillstreamError
+from wire.errors import BusError, MillstreamError
 
 T = TypeVar("T")
 STATE_VARIABLE = "MILLSTREAM_STATE_DIR"
@@ -238,6 +239,9 @@ def main() -> None:
         _exit(exc.exit_code)
     except (click.Abort, KeyboardInterrupt):
         _exit(_INTERRUPTED)
+    except (BusError, LedgerAway) as exc:
+        click.echo(f"millstream: {exc}; see `millstream status`", err=True)
+        _exit(FAILED)
     except MillstreamError as exc:
         click.echo(f"millstream: {exc}", err=True)
         _exit(exc.exit_code if isinstance(exc, StackError) else FAILED)

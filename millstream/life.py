@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import signal
 import time
@@ -35,6 +36,7 @@ from wire.messages import Signal, Snapshot
 from wire.topics import SIGNALS, WEIGHTS
 
 Say = Callable[[str], None]
+_log = logging.getLogger(__name__)
 
 
 class Life:
@@ -166,7 +168,10 @@ class Life:
 
     def _write(self) -> None:
         self._run = msgspec.structs.replace(self._run, children=self._supervisor.described())
-        runfile.write(self._state, self._run)
+        try:
+            runfile.write(self._state, self._run)
+        except OSError as exc:  # a full disk must not end the watch over what runs
+            _log.warning("%s can't be written, so `millstream status` shows what was before: %s", exc.filename, exc)
 
 
 class _FirstFailure(asyncio.TaskGroup):

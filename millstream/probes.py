@@ -6,45 +6,40 @@ import asyncio
 import time
 from http import HTTPStatus
 
-import httpx
+import orjson
 
+from millstream.ask import get
 from millstream.errors import StartFailed
 from millstream.kafka import broker
 from millstream.observe import Seen
-from millstream.runfile import HOST, Run
+from millstream.runfile import Run
 from millstream.stack import engine_of
 from millstream.supervise import Probe
 
-_HTTP_TIMEOUT_S = 2.0
 _FIRST_ROUTE_WITHIN_S = 60.0
 
 
-async def answers(url: str) -> bool:
-    """Whether a GET of `url` is answered with 200."""
-    try:
-        async with httpx.AsyncClient(timeout=_HTTP_TIMEOUT_S, trust_env=False) as client:
-            return (await client.get(url)).status_code == HTTPStatus.OK
-    except httpx.HTTPError:
-        return False
+async def answers(port: int, path: str) -> bool:
+    """Whether a GET is answered with 200."""
+    reply = await get(port, path)
+    return reply is not None and reply.status == HTTPStatus.OK
+
+
+async def clickhouse_answers(run: Run) -> bool:
+    return await answers(run.clickhouse_port, "/ping")
+
+
+async def ledger_answers(run: Run) -> bool:
+    return await answers(run.ledger_port, "/metrics")
 
 
 async def unready(run: Run) -> str:
     """What the ingress lacks before it can take requests; "" when it can."""
+    reply = await get(run.port, "/readyz")
     try:
-        async with httpx.AsyncClient(timeout=_HTTP_TIMEOUT_S, trust_env=False) as client:
-            response = await client.get(f"http://{HOST}:{run.port}/readyz")
-            return "; ".join(response.json()["missing"])
-    except (httpx.HTTPError, ValueError, KeyError):
-        return "doesn't answer"
-
-
-def health_url(run: Run) -> str:
-    return f"http://{HOST}:{run.port}/health"
-
-
-def ping_url(run: Run) -> str:
-    """Where ClickHouse says that it lives."""
-    return f"http://{HOST}:{run.clickhouse_port}/ping"
+        return "doesn't answer" if reply is None else "; ".join(orjson.loads(reply.body)["missing"])
+    except (orjson.JSONDecodeError, KeyError, TypeError):
+        return "answers nonsense"
 
 
 def kafka(bootstrap: str) -> Probe:
@@ -56,20 +51,16 @@ def kafka(bootstrap: str) -> Probe:
 
 def clickhouse(run: Run) -> Probe:
     async def serves(_since_ms: int) -> bool:
-        return await answers(ping_url(run))
+        return await clickhouse_answers(run)
 
     return serves
 
 
 def ingress(run: Run) -> Probe:
     async def serves(_since_ms: int) -> bool:
-        return await answers(health_url(run))
+        return await answers(run.port, "/health")
 
     return serves
-
-
-def ledger_url(run: Run) -> str:
-    return f"http://{HOST}:{run.ledger_port}/metrics"
 
 
 def worker(seen: Seen, index: int) -> Probe:
@@ -94,7 +85,7 @@ def control(seen: Seen, model: str) -> Probe:
 
 def ledger(run: Run) -> Probe:
     async def serves(_since_ms: int) -> bool:
-        return await answers(ledger_url(run))
+        return await ledger_answers(run)
 
     return serves
 

@@ -95,9 +95,9 @@ class FromLog:
 async def look(run: Run) -> Report:
     """Ask everything that runs how it is, at the same time."""
     clickhouse, unready, ledger, kafka, log = await asyncio.gather(
-        probes.answers(probes.ping_url(run)),
+        probes.clickhouse_answers(run),
         probes.unready(run),
-        probes.answers(probes.ledger_url(run)),
+        probes.ledger_answers(run),
         broker.ready(f"{HOST}:{run.kafka_port}"),
         _in_time(_from_log(run)),
     )

@@ -121,24 +121,27 @@ class Watch:
         deaths = 0
         while True:
             began = time.monotonic()
-            code = await self._live()
+            ending = await self._live()
             steady = self.state == "ready" and time.monotonic() - began > STEADY_S
             deaths = 1 if steady else deaths + 1
             if not self._was_ready.is_set() and deaths >= TRIES:
-                raise self._failed(f"ends at once, {_ending(code)}, tried {deaths} times")
+                raise self._failed(f"ends at once, {ending}, tried {deaths} times")
             self._enter("restarting")
-            _log.warning("%s is gone (%s); starting it again", self.child.name, _ending(code))
+            _log.warning("%s is gone (%s); starting it again", self.child.name, ending)
             await asyncio.sleep(backoff_s(deaths))
             self.restarts += 1
 
-    async def _live(self) -> int:
-        """One life; the exit code (minus a signal's number)."""
+    async def _live(self) -> str:
+        """One life; how it ended."""
         self._started_ms = time.time_ns() // 1_000_000
-        process = await self._spawn()
+        try:
+            process = await self._spawn()
+        except OSError as exc:
+            return f"can't be started: {exc}"
         self._enter("starting")
         probing = asyncio.create_task(self._until_ready(self._started_ms), name=f"probe {self.child.name}")
         try:
-            return await process.wait()
+            return _ending(await process.wait())
         finally:
             probing.cancel()
             await asyncio.wait({probing})
@@ -147,18 +150,15 @@ class Watch:
 
     async def _spawn(self) -> Process:
         with self.log.open("ab") as log:
-            try:
-                process = await asyncio.create_subprocess_exec(
-                    *self.child.argv,
-                    stdin=DEVNULL,
-                    stdout=log,
-                    stderr=log,
-                    env=dict(self.child.env),
-                    process_group=0,
-                    preexec_fn=_dies_with(os.getpid()),
-                )
-            except OSError as exc:
-                raise StartFailed(f"{self.child.name} can't be started: {exc}") from exc
+            process = await asyncio.create_subprocess_exec(
+                *self.child.argv,
+                stdin=DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=dict(self.child.env),
+                process_group=0,
+                preexec_fn=_dies_with(os.getpid()),
+            )
         self._process = process
         self._created_s = created_s(process.pid)
         return process

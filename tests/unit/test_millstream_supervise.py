@@ -111,7 +111,7 @@ async def test_a_child_that_cannot_start_is_given_up_with_its_last_words(world: 
 
 async def test_a_child_whose_program_is_missing_is_given_up(world: World) -> None:
     gone = Child(name="gone", argv=("/no/such/program",), env={}, ready_within_s=5, stop_within_s=5)
-    with pytest.raises(StartFailed, match="gone can't be started"):
+    with pytest.raises(StartFailed, match=r"gone ends at once, can't be started: .*/no/such/program"):
         await world.supervisor.start(gone, at_once).ready()
 
 
