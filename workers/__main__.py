@@ -8,10 +8,9 @@ import os
 import signal
 import sys
 
-from wire.kafka import KafkaBus
-
 from wire.clock import SystemClock
 from wire.errors import MillstreamError, SettingsError
+from wire.kafka import KafkaBus
 from wire.settings import Settings
 from workers.worker import Worker, fleet_of
 
