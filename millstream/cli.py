@@ -67,12 +67,16 @@ def up(detach: bool, background: bool, **options: Any) -> None:
 
     The first start fetches Kafka and the model. What a start leaves in the state directory, the next one finds.
     """
-    from millstream import detached, up
+    from millstream.wish import Wish
 
     faulthandler.enable()  # a supervisor that crashes must say where
-    wish = up.Wish(environ=dict(os.environ), **options)
+    wish = Wish(environ=dict(os.environ), **options)
     if detach:
+        from millstream import detached
+
         _exit(detached.start(wish, _say, click.echo))
+    from millstream import up
+
     _run(up.run(wish, _say, None if background else click.echo))
 
 

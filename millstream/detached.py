@@ -11,10 +11,9 @@ from pathlib import Path
 
 from millstream import runfile, welcome
 from millstream.errors import FAILED, StackError
-from millstream.life import Say
 from millstream.runfile import Run
 from millstream.state import StateDir, is_running, locked, open_state, rotate
-from millstream.up import Wish
+from millstream.wish import Say, Wish
 
 DOWN_WITHIN_S = 120.0
 _POLL_S = 0.05

@@ -8,7 +8,6 @@ import time
 
 from billing import prices
 from billing.adoption import adopt
-from billing.store import LedgerStore
 from millstream import keys
 from millstream.stack import Stack
 from millstream.state import StateDir, write_private
@@ -48,10 +47,16 @@ async def fill_log(bus: Bus, stack: Stack, state: StateDir) -> None:
 
 async def apply_schema(settings: Settings) -> None:
     """Bring ClickHouse's tables up to date and take the price book into use. BillingErrors say what is wrong."""
+    await asyncio.to_thread(_apply_schema, settings)
+
+
+def _apply_schema(settings: Settings) -> None:
+    from billing.store import LedgerStore  # slow to import: by now it holds nothing up
+
     ledger, book = LedgerStore(settings.clickhouse), prices.load(settings.price_book)
     try:
-        await asyncio.to_thread(ledger.apply_schema)
-        await asyncio.to_thread(adopt, ledger, book, _now_ms())
+        ledger.apply_schema()
+        adopt(ledger, book, _now_ms())
     finally:
         ledger.close()
 

@@ -28,6 +28,7 @@ from millstream.runfile import Run, StackState
 from millstream.stack import Stack
 from millstream.state import StateDir
 from millstream.supervise import Child, Probe, Supervisor
+from millstream.wish import Say
 from wire.bus import Record
 from wire.clock import SystemClock
 from wire.follow import Tail
@@ -35,7 +36,6 @@ from wire.kafka import KafkaBus
 from wire.messages import Signal, Snapshot
 from wire.topics import SIGNALS, WEIGHTS
 
-Say = Callable[[str], None]
 _log = logging.getLogger(__name__)
 
 

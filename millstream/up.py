@@ -4,36 +4,22 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
-from pathlib import Path
+from collections.abc import Callable
+from dataclasses import replace
 
 from billing import prices
 from millstream import runfile, welcome
 from millstream.errors import Missing
 from millstream.kafka import broker
-from millstream.life import Life, Say
+from millstream.life import Life
 from millstream.ports import Wanted, settle
 from millstream.runfile import Run
-from millstream.stack import EngineKind, Stack, served_of
+from millstream.stack import Stack, served_of
 from millstream.state import StateDir, locked, open_state, secret
 from millstream.supervise import kill_group
+from millstream.wish import Say, Wish
 
 _REMNANTS_END_WITHIN_S = 5.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Wish:
-    """What the user asked for."""
-
-    state_dir: Path
-    port: int = 8080
-    kafka_port: int = 9092
-    clickhouse_port: int = 8123
-    engine_kind: EngineKind = "torch"
-    workers: int = 1
-    threads: int | None = None
-    environ: Mapping[str, str]
 
 
 async def run(wish: Wish, say: Say, announce: Callable[[str], None] | None) -> None:
