@@ -5,18 +5,23 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import time
+from collections.abc import Awaitable, Callable
 
 from billing import prices
 from billing.adoption import adopt
+from billing.errors import LedgerAway
 from millstream import keys
+from millstream.errors import StartFailed
 from millstream.stack import Stack
 from millstream.state import StateDir, write_private
 from wire import codec
 from wire.bus import Bus
+from wire.errors import BusError, MillstreamError
 from wire.messages import Limits
 from wire.settings import Settings
 from wire.topics import CATALOGUE
 
+_INSIST_FOR_S, _AGAIN_AFTER_S = 90.0, 0.3
 DEV_TENANT, DEV_PROJECT = "dev", "default"
 
 
@@ -43,6 +48,21 @@ async def fill_log(bus: Bus, stack: Stack, state: StateDir) -> None:
     await _publish_model(bus, stack)
     await _dev_key(bus, stack.key_secret, state)
     write_private(state.installed_file, _digest(stack))
+
+
+async def insist(work: Callable[[], Awaitable[None]], what: str) -> None:
+    """Do it again while a store that has just been started can't do it yet. StartFailed when time is up."""
+    why: MillstreamError | None = None
+    try:
+        async with asyncio.timeout(_INSIST_FOR_S):
+            while True:
+                try:
+                    return await work()
+                except (BusError, LedgerAway) as exc:
+                    why = exc
+                await asyncio.sleep(_AGAIN_AFTER_S)
+    except TimeoutError as exc:
+        raise StartFailed(f"{what} can't be made within {_INSIST_FOR_S:.0f} s: {why or 'no answer'}") from exc
 
 
 async def apply_schema(settings: Settings) -> None:

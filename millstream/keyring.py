@@ -66,7 +66,7 @@ async def revoke(state_dir: Path, key_or_id: str) -> str:
         raise StackError(f"there is no key with the id {key_id!r}; `millstream keys list` shows them")
     if found.revoked_ms is not None:
         return f"{key_id} had been revoked before, at {_when(found.revoked_ms)}"
-    await keys.publish(bus, msgspec.structs.replace(found, revoked_ms=_now_ms()))
+    await keys.publish(bus, keys.revoked(found, _now_ms()))
     return f"{key_id} is revoked"
 
 

@@ -7,6 +7,8 @@ import re
 import secrets
 from collections.abc import Callable
 
+import msgspec
+
 from ingress.credentials import hmac_secret, key_hmac
 from millstream.observe import read_to_end
 from wire import codec
@@ -50,6 +52,11 @@ def credential(
         created_ms=now_ms,
         limits=limits,
     )
+
+
+def revoked(record: Credential, now_ms: int) -> Credential:
+    """The record that makes a key void."""
+    return msgspec.structs.replace(record, revoked_ms=now_ms)
 
 
 async def publish(bus: Bus, record: Credential) -> None:

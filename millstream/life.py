@@ -129,13 +129,13 @@ class Life:
         except broker.KafkaSetupError as exc:
             raise StartFailed(str(exc)) from exc
         await self._ready(self._stack.kafka(argv), probes.kafka(config.bootstrap))
-        await install.fill_log(self._bus, self._stack, self._state)
+        await install.insist(lambda: install.fill_log(self._bus, self._stack, self._state), "Kafka's topics and keys")
         await asyncio.gather(*(tail.start() for tail in self._tails))
 
     async def _store(self) -> None:
         """ClickHouse, with its schema."""
         await self._ready(self._stack.clickhouse(), probes.clickhouse(self._run))
-        await install.apply_schema(self._stack.settings())
+        await install.insist(lambda: install.apply_schema(self._stack.settings()), "ClickHouse's tables")
 
     async def _model(self) -> Path | None:
         """The converted model's directory; None where the engine needs none."""
