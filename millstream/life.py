@@ -23,7 +23,6 @@ from millstream.errors import StartFailed
 from millstream.kafka import broker
 from millstream.observe import Seen
 from millstream.paths import cache_dir
-from millstream.ports import free_port
 from millstream.runfile import Run, StackState
 from millstream.stack import Stack
 from millstream.state import StateDir
@@ -122,7 +121,9 @@ class Life:
     async def _log(self) -> None:
         """Kafka, with everything in it that the processes expect to find."""
         config = broker.BrokerConfig(
-            data_dir=self._state.kafka / "data", port=self._stack.kafka_port, controller_port=free_port()
+            data_dir=self._state.kafka / "data",
+            port=self._stack.kafka_port,
+            controller_port=self._stack.controller_port,
         )
         try:
             argv = await asyncio.to_thread(_broker_argv, config, self._say)

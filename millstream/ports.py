@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import random
 import socket
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from millstream.errors import PortTaken
 from millstream.runfile import HOST
+
+_UNCLAIMED = range(20_000, 32_768)
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,18 +22,22 @@ class Wanted:
     option: str
 
 
-def free_port() -> int:
-    """A port that nothing listens on just now."""
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
-        return int(probe.getsockname()[1])
+def free_port(not_these: Collection[int] = ()) -> int:
+    """A port that nothing listens on just now.
+
+    Below those that the kernel gives to outgoing connections: one of these could be gone before it is listened on.
+    """
+    while True:
+        port = random.choice(_UNCLAIMED)
+        if port not in not_these and _is_free(port):
+            return port
 
 
 def settle(wanted: Iterable[Wanted]) -> tuple[int, ...]:
     """The ports to use, in the order asked for. PortTaken names the first that is in use, or wanted twice."""
     chosen: list[int] = []
     for want in wanted:
-        port = want.port or free_port()
+        port = want.port or free_port(chosen)
         if port in chosen:
             raise PortTaken(f"port {port} is wanted twice; give {want.what} another with {want.option}")
         if not _is_free(port):

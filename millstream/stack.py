@@ -69,6 +69,8 @@ class Stack:
     port: int
     kafka_port: int
     clickhouse_port: int
+    controller_port: int
+    """Kafka's, for itself only"""
     ledger_port: int
     """of the ledger's metrics: whoever asks there learns whether it lives"""
     key_secret: str

@@ -46,6 +46,7 @@ def plan(wish: Wish, state: StateDir) -> Stack:
         port=wish.port,
         kafka_port=wish.kafka_port,
         clickhouse_port=wish.clickhouse_port,
+        controller_port=0,
         ledger_port=0,
         key_secret=secret(state),
         served=served_of(wish.engine_kind),
@@ -54,15 +55,23 @@ def plan(wish: Wish, state: StateDir) -> Stack:
         environ=wish.environ,
     )
     prices.load(stack.settings().price_book)
-    port, kafka_port, clickhouse_port, ledger_port = settle(
+    port, kafka_port, clickhouse_port, controller_port, ledger_port = settle(
         (
             Wanted(wish.port, "the API", "--port"),
             Wanted(wish.kafka_port, "Kafka", "--kafka-port"),
             Wanted(wish.clickhouse_port, "ClickHouse", "--clickhouse-port"),
+            Wanted(0, "Kafka's controller", "another try"),
             Wanted(0, "the ledger's metrics", "another try"),
         )
     )
-    return replace(stack, port=port, kafka_port=kafka_port, clickhouse_port=clickhouse_port, ledger_port=ledger_port)
+    return replace(
+        stack,
+        port=port,
+        kafka_port=kafka_port,
+        clickhouse_port=clickhouse_port,
+        controller_port=controller_port,
+        ledger_port=ledger_port,
+    )
 
 
 def _end_remnants(state: StateDir, say: Say) -> None:

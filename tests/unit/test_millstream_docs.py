@@ -104,6 +104,7 @@ def test_operating_marks_what_up_decides() -> None:
         port=1,
         kafka_port=2,
         clickhouse_port=3,
+        controller_port=5,
         ledger_port=4,
         key_secret="00" * 32,
         served=stack.simulated(),

@@ -33,6 +33,7 @@ def a_stack(state: StateDir) -> Stack:
         port=1,
         kafka_port=2,
         clickhouse_port=3,
+        controller_port=5,
         ledger_port=4,
         key_secret=secret(state),
         served=stack.simulated(),

@@ -23,6 +23,7 @@ def a_stack(environ: dict[str, str] | None = None, workers: int = 2) -> Stack:
         port=8080,
         kafka_port=9092,
         clickhouse_port=8123,
+        controller_port=5,
         ledger_port=9100,
         key_secret="ab" * 32,
         served=stack.smollm2(),

@@ -25,6 +25,7 @@ def shown(directory: Path, *, detached: bool) -> str:
         port=8081,
         kafka_port=1,
         clickhouse_port=2,
+        controller_port=5,
         ledger_port=3,
         key_secret="",
         served=stack.smollm2(),
