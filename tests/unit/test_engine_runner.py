@@ -13,10 +13,11 @@ from engine_world import write_model
 from workers.engine import runner as running
 from workers.engine.architecture import Architecture
 from workers.engine.errors import ModelUnusable
+from workers.engine.exact import Linear, multiplies_exactly, quantise, reach_of
 from workers.engine.generation import Generation
-from workers.engine.runner import Runner, linear, load_runner, silu
+from workers.engine.runner import Runner, load_runner, silu
 from workers.engine.scheduler import Work
-from workers.engine.weights import Linear, load, precompute, quantise, reach_of
+from workers.engine.weights import load, precompute
 
 DRAW = (object.__new__(Generation),)
 """stands for whoever draws: the runner doesn't look"""
@@ -81,19 +82,19 @@ def test_logits_are_those_of_transformers(tmp_path: Path, shape: str) -> None:
         assert off < 0.02, f"position {at} is off by {off:.1%}: more than ten bits explain"
 
 
-def test_a_linear_layer_is_exact_for_every_row_count() -> None:
+def test_a_linear_layer_gives_a_row_the_same_in_any_company() -> None:
     generator = torch.Generator().manual_seed(3)
     layer = made(torch.randn(96, 576, generator=generator), generator)
     rows = torch.randn(300, 576, generator=generator) * torch.logspace(-3, 3, 300)[:, None]
-    together = linear(rows, layer)
+    together = layer(rows)
     for count in (1, 2, 3, 7, 8, 31, 57, 64, 129):
         for begin in (0, 100, 300 - count):
-            assert torch.equal(linear(rows[begin : begin + count], layer), together[begin : begin + count])
+            assert torch.equal(layer(rows[begin : begin + count]), together[begin : begin + count])
 
 
 def made(weight: torch.Tensor, generator: torch.Generator) -> Linear:
     quantised, scale = quantise(weight)
-    return Linear(quantised.float(), scale, reach_of(quantised), torch.randn(len(weight), generator=generator))
+    return Linear(quantised, scale, reach_of(quantised), torch.randn(len(weight), generator=generator))
 
 
 @pytest.mark.parametrize("width", [1, 16, 576, 4096])
@@ -102,20 +103,27 @@ def test_no_sum_leaves_what_float32_holds_exactly(width: int, peak: float) -> No
     """Rows along a channel are the worst case of Cauchy and Schwarz; all signs agree, so every partial sum grows."""
     generator = torch.Generator().manual_seed(width)
     quantised, _ = quantise(torch.randn(5, width, generator=generator))
-    layer = Linear(quantised.float(), torch.ones(5), reach_of(quantised), None)
-    rows = quantised.float() + peak * torch.eye(5, width)
-    norms = rows.square().sum(1).sqrt()
-    reach = layer.reach * running._MARGIN - math.sqrt(width) / 2
-    whole = (rows * (reach / norms)[:, None]).round()
-    assert (whole.double().abs() @ layer.weight.double().abs().T).max() <= 2**24
-    exact = (whole.double() @ layer.weight.double().T) * (norms / reach)[:, None]
-    assert torch.allclose(linear(rows, layer).double(), exact, rtol=1e-6)
+    layer = Linear(quantised, torch.ones(5), reach_of(quantised))
+    whole, unit = layer.quantise(quantised.float() + peak * torch.eye(5, width))
+    assert torch.equal(whole, whole.round())
+    assert (whole.double().abs() @ quantised.double().abs().T).max() <= 2**24
+    assert torch.equal(layer.multiply(whole).double(), whole.double() @ quantised.double().T)
+    assert torch.allclose(whole * unit, quantised.float() + peak * torch.eye(5, width), atol=unit.max().item())
+    assert multiplies_exactly(layer, width)
 
 
-def test_a_row_of_zeros_stays_zero() -> None:
-    generator = torch.Generator().manual_seed(1)
-    layer = made(torch.randn(8, 32, generator=generator), generator)
-    assert torch.equal(linear(torch.zeros(2, 32), layer), layer.bias.expand(2, 8))  # type: ignore[union-attr]
+def test_a_row_of_zeros_gives_the_bias() -> None:
+    bias = torch.arange(8.0)
+    quantised, scale = quantise(torch.randn(8, 32, generator=torch.Generator().manual_seed(1)))
+    assert torch.equal(Linear(quantised, scale, reach_of(quantised), bias)(torch.zeros(2, 32)), bias.expand(2, 8))
+
+
+def test_a_library_that_shortens_float32_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    quantised, scale = quantise(torch.randn(8, 64, generator=torch.Generator().manual_seed(1)))
+    layer = Linear(quantised, scale, reach_of(quantised))
+    exact = layer.multiply
+    monkeypatch.setattr(layer, "multiply", lambda whole: exact(whole.bfloat16().float()))
+    assert not multiplies_exactly(layer, 64)
 
 
 @pytest.mark.parametrize("width", [64, 150, 1536])

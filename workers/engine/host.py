@@ -20,6 +20,9 @@ from workers.engine.link import Add, Applied, Command, Config, Drop, Forget, Fra
 from workers.engine.protocol import Key, Sequence
 
 _READ_BYTES = 1 << 20
+_ENVIRONMENT = {"OMP_WAIT_POLICY": "PASSIVE"}
+"""torch's threads otherwise spin while they wait for one another: on cores shared with others a step takes ten times
+as long"""
 _LAST_LINES = 10
 _LINE_BYTES = 300
 
@@ -61,6 +64,7 @@ class EngineHost:
                 stdin=asyncio.subprocess.DEVNULL,
                 stderr=asyncio.subprocess.PIPE,
                 pass_fds=(theirs.fileno(),),
+                env={**_ENVIRONMENT, **os.environ},
             )
         reader, self._writer = await asyncio.open_connection(sock=ours)
         self._watch = asyncio.create_task(self._follow(self._process, reader, self._writer), name="engine")

@@ -1,12 +1,11 @@
 """The model's forward pass in torch on CPU, over all sequences at once, with results that no neighbour can change.
 
-Linear layers are exact (see `weights`). What else crosses columns is done row by row (norms) or sequence by sequence
+Linear layers are exact (see `exact`). What else crosses columns is done row by row (norms) or sequence by sequence
 (attention), with shapes that depend on that row or sequence alone; the rest is plain IEEE arithmetic by element.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -16,16 +15,13 @@ import torch
 import torch.nn.functional as F
 
 from workers.engine.errors import ModelUnusable
+from workers.engine.exact import multiplies_exactly
 from workers.engine.scheduler import Work
-from workers.engine.weights import Layer, Linear, Weights, load
+from workers.engine.weights import Layer, Weights, load
 
 Logits = npt.NDArray[np.float32]
 NUMERICS = "w10x24"
 """weights of 10 bits, exact products and sums within float32's 24"""
-_MARGIN = 0.999
-"""for the rounding of the norm itself"""
-_TINY = 1e-18
-"""stands for the norm of a row of zeros"""
 _SERIAL_ELEMENTS = 32767
 """torch cuts larger element-wise work among threads, and computes the odd ends of the cuts by another code"""
 
@@ -38,7 +34,7 @@ class Runner:
         self._weights = weights
         # not filled: a page costs memory only once it is used
         self._kv = torch.empty(shape.layers, 2, slots, shape.kv_heads, context_tokens, shape.head_size)
-        self._views = [[torch.split(layer[side], 1) for side in (0, 1)] for layer in self._kv]
+        self._views = [[layer[side].unbind(0) for side in (0, 1)] for layer in self._kv]
         self._cos, self._sin = _rotations(shape.inverse_frequencies, context_tokens)
 
     @property
@@ -73,7 +69,9 @@ class Runner:
             end += len(item.ids)
             if item.draws:
                 ends.append(end - 1)
-        return linear(_norm(rows[ends], self._weights.final_norm, self._shape.norm_epsilon), self._weights.head)
+        if not ends:
+            return torch.empty(0, self.vocab_size)
+        return self._weights.head(_norm(rows[ends], self._weights.final_norm, self._shape.norm_epsilon))
 
     def _attention(
         self,
@@ -85,14 +83,15 @@ class Runner:
         work: Sequence[Work],
     ) -> torch.Tensor:
         shape = self._shape
-        mixed = linear(_norm(rows, layer.attention_norm, shape.norm_epsilon), layer.qkv)
+        mixed = layer.qkv(_norm(rows, layer.attention_norm, shape.norm_epsilon))
         heads = mixed.view(len(rows), -1, shape.head_size)
         turned = shape.heads + shape.kv_heads
         queries, keys = torch.split(_rotate(heads[:, :turned], turn), [shape.heads, shape.kv_heads], dim=1)
+        queries = queries * shape.head_size**-0.5
         slots, positions = at
         self._kv[index, 0][slots, :, positions] = keys
         self._kv[index, 1][slots, :, positions] = heads[:, turned:]
-        return linear(self._attended(index, queries.contiguous(), work).view(len(rows), -1), layer.output)
+        return layer.output(self._attended(index, queries, work).view(len(rows), -1))
 
     def _attended(self, index: int, queries: torch.Tensor, work: Sequence[Work]) -> torch.Tensor:
         parts, start = [], 0
@@ -103,10 +102,10 @@ class Runner:
             if item.stepwise:
                 for offset, query in enumerate(torch.split(mine, 1)):
                     end = item.start + offset + 1
-                    parts.append(_step(query, keys[item.slot].narrow(2, 0, end), values[item.slot].narrow(2, 0, end)))
+                    parts.append(_step(query, keys[item.slot].narrow(1, 0, end), values[item.slot].narrow(1, 0, end)))
             else:
                 end = item.start + len(item.ids)
-                parts.append(_piece(mine, keys[item.slot].narrow(2, 0, end), values[item.slot].narrow(2, 0, end)))
+                parts.append(_piece(mine, keys[item.slot].narrow(1, 0, end), values[item.slot].narrow(1, 0, end)))
         return torch.cat(parts)
 
 
@@ -119,20 +118,11 @@ def load_runner(model_dir: Path, *, slots: int, context_tokens: int, threads: in
             f"the model takes {weights.architecture.context_tokens} tokens of context, not {context_tokens};"
             f" lower MILLSTREAM_CONTEXT_TOKENS"
         )
+    if not multiplies_exactly(weights.head, weights.architecture.hidden):
+        raise ModelUnusable("this machine's matrix library rounds float32 to something shorter; unset what tells it to")
     runner = Runner(weights, slots=slots, context_tokens=context_tokens)
     runner.run([Work(slot=0, start=0, ids=(0,) * min(16, context_tokens), stepwise=False)])
     return runner
-
-
-def linear(rows: torch.Tensor, layer: Linear) -> torch.Tensor:
-    """rows · weightᵀ + bias: the same for a row whatever else is in `rows`."""
-    width = rows.shape[1]
-    reach = layer.reach * _MARGIN - math.sqrt(width) / 2  # rounding adds up to ½ in each of `width` places
-    norm = rows.square().sum(dim=1, keepdim=True).sqrt_().clamp_min_(_TINY)
-    out = F.linear((rows * (reach / norm)).round_(), layer.weight)
-    out *= norm / reach
-    out *= layer.scale
-    return out if layer.bias is None else out.add_(layer.bias)
 
 
 def _norm(rows: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
@@ -141,8 +131,8 @@ def _norm(rows: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Ten
 
 
 def _mlp(layer: Layer, rows: torch.Tensor) -> torch.Tensor:
-    gate, up = linear(rows, layer.gate_up).chunk(2, dim=1)
-    return linear(silu(gate.contiguous()).mul_(up), layer.down)
+    gate, up = layer.gate_up(rows).chunk(2, dim=1)
+    return layer.down(silu(gate.contiguous()).mul_(up))
 
 
 def silu(rows: torch.Tensor) -> torch.Tensor:
@@ -169,18 +159,20 @@ def _rotate(heads: torch.Tensor, turn: tuple[torch.Tensor, torch.Tensor]) -> tor
 
 
 def _step(query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-    """Attention of one position: [1, heads, size]. The heads that share keys are treated as a head's positions."""
-    kv_heads = keys.shape[1]
-    grouped = query.view(1, kv_heads, -1, query.shape[2])
-    return F.scaled_dot_product_attention(grouped, keys, values).view(1, -1, query.shape[2])
+    """Attention of one position: [1, heads, size], keys and values [their heads, positions, size].
+
+    The heads that share keys are the rows of one matrix.
+    """
+    grouped = query.view(len(keys), -1, query.shape[2])
+    shares = torch.bmm(grouped, keys.transpose(1, 2)).softmax(dim=2)
+    return torch.bmm(shares, values).view(1, -1, query.shape[2])
 
 
 def _piece(queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-    """Attention of the last positions of a sequence, each to itself and all before it: [positions, heads, size]."""
-    count, end = len(queries), keys.shape[2]
+    """Attention of a sequence's last positions, each to itself and all before it: [positions, heads, size]."""
+    count, end = len(queries), keys.shape[1]
     seen = torch.ones(count, end, dtype=torch.bool).tril_(end - count)
-    return (
-        F.scaled_dot_product_attention(queries.transpose(0, 1)[None], keys, values, attn_mask=seen, enable_gqa=True)[0]
-        .transpose(0, 1)
-        .contiguous()
+    mixed = F.scaled_dot_product_attention(
+        queries.transpose(0, 1)[None], keys[None], values[None], attn_mask=seen, scale=1.0, enable_gqa=True
     )
+    return mixed[0].transpose(0, 1).contiguous()

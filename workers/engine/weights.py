@@ -1,12 +1,4 @@
-"""A model's weights as the runner wants them: whole numbers whose products add up exactly in float32.
-
-Each output channel of a linear layer is quantised to whole numbers w from −511 to 511 and a scale; each row of
-activations, at run time, to whole numbers a and a scale. float32 holds every whole number up to 2²⁴. By Cauchy and
-Schwarz a sum of products over any part of the channel is at most ‖a‖ · ‖w‖, so a row that is scaled to
-‖a‖ ≤ 2²⁴ / max ‖w‖ is multiplied exactly, in whatever order a kernel adds: its result depends neither on the rows
-beside it, nor on the number of threads, nor on the library's choice of kernel (R8). With 576 to 1,536 inputs that
-leaves activations ten bits and more at their root mean square, and what stands out far more.
-"""
+"""A model's weights as the runner wants them: fused, quantised, and kept on disk that way."""
 
 from __future__ import annotations
 
@@ -22,25 +14,10 @@ from safetensors.torch import save_file
 
 from workers.engine.architecture import Architecture
 from workers.engine.errors import ModelUnusable
+from workers.engine.exact import Linear, quantise, reach_of
 
 PRECOMPUTED = "engine.safetensors"
 _FORMAT = "2"
-_EXACT = 1 << 24
-_LARGEST = 511
-"""shares the 24 bits about evenly between weights and activations"""
-
-
-@dataclass(frozen=True, slots=True)
-class Linear:
-    """y = x · weightᵀ (+ bias), on quantised operands."""
-
-    weight: torch.Tensor
-    """float32 holding whole numbers, [out, in]"""
-    scale: torch.Tensor
-    """[out]: what one unit of a channel's weights is worth"""
-    reach: float
-    """the largest norm that a row of quantised activations may have"""
-    bias: torch.Tensor | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,24 +68,12 @@ def load(model_dir: Path) -> Weights:
     )
 
 
-def reach_of(quantised: torch.Tensor) -> float:
-    """The largest norm of a row for which every partial sum of every channel is exact."""
-    heaviest = quantised.double().square().sum(dim=1).max().sqrt().item()
-    return _EXACT / max(1.0, heaviest)
-
-
-def quantise(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Whole numbers as int16, and a scale for each output channel."""
-    scale = weight.abs().amax(dim=1).clamp_min(torch.finfo(torch.float32).tiny) / _LARGEST
-    return (weight / scale[:, None]).round().to(torch.int16), scale
-
-
 def _linear(tensors: Mapping[str, torch.Tensor], name: str) -> Linear:
     return Linear(
-        weight=tensors[f"{name}.weight"].float(),
-        scale=tensors[f"{name}.scale"],
-        reach=tensors[f"{name}.reach"].item(),
-        bias=tensors.get(f"{name}.bias"),
+        tensors[f"{name}.weight"],
+        tensors[f"{name}.scale"],
+        tensors[f"{name}.reach"].item(),
+        tensors.get(f"{name}.bias"),
     )
 
 
