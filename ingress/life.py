@@ -2,7 +2,7 @@
 
 1. Publish an attempt, wait for its Accepted.
 2. None in time, or refused with hope elsewhere: the next attempt first, then Cancel the old (R6).
-3. Out of time, or the log is away: the client is told, and Cancel(gave_up) makes sure that nothing is billed (R1).
+3. Out of time: the client is told, and not earlier, since the log may come back until then (R1); Cancel(gave_up) too.
 4. Accepted: frames become deliveries (`ingress.stream`). A gap, or silence that grows, asks the owner again (R7).
 5. The End, a client that left, a deadline or a contradiction ends it. Every ending but the End sends a Cancel.
 """
@@ -32,8 +32,6 @@ class Patience:
     """for one attempt's, while there is another shard to try"""
     request_ms: int
     """for the End"""
-    ack_ms: int = 3_000
-    """for the log to acknowledge an attempt, once nothing else is acknowledged either"""
     silence_ms: int = 5_000
     """before the owner is asked again; doubles each time up to `max_silence_ms`"""
     max_silence_ms: int = 40_000
@@ -175,8 +173,7 @@ class Life:
                 self._started_ms + patience.request_ms + patience.grace_ms,
                 max(self._heard_ms, self._asked_ms) + self._silence_ms,
             )
-        due = min(self._started_ms + patience.accept_ms, self._sent_ms + patience.attempt_ms)
-        return min(due, self._asked_ms + patience.ack_ms) if self._unacked else due
+        return min(self._started_ms + patience.accept_ms, self._sent_ms + patience.attempt_ms)
 
     def client_gone(self) -> list[Effect]:
         """Nobody reads any more; billed for what was generated."""
@@ -225,12 +222,9 @@ class Life:
 
     def _tick_waiting(self, now_ms: float) -> list[Effect]:
         patience = self._patience
+        # Not before: until then the log may still come back and the Request be run, whatever a client was told (R1).
         if now_ms >= self._started_ms + patience.accept_ms:
-            return self._fail(nobody_accepted())
-        if self._unacked and now_ms >= self._asked_ms + patience.ack_ms:
-            if self._log_is_away():
-                return self._fail(log_away())
-            self._asked_ms = now_ms
+            return self._fail(log_away() if self._unacked and self._log_is_away() else nobody_accepted())
         if now_ms >= self._sent_ms + patience.attempt_ms:
             self._sent_ms = now_ms  # ask again after as long, if there is nowhere to go now
             return [] if self._log_is_away() else self._move(now_ms)

@@ -272,7 +272,7 @@ async def test_a_slow_reader_is_cancelled_not_waited_for() -> None:
 
 
 async def test_a_log_that_goes_away_is_503_and_nothing_runs_after_it() -> None:
-    async with world(silent) as w:
+    async with world(silent, accept_timeout_ms=5_000) as w:
         w.log.away()
         response = await w.chat()
         assert error(response, 503)["code"] == "service_unavailable"
