@@ -74,6 +74,18 @@ def test_a_draw_falls_into_a_tokens_share() -> None:
     ]
 
 
+@given(st.integers(1, 2000), st.integers(0, 10**6), st.floats(0, 1, exclude_max=True), st.floats(0, 1))
+def test_a_draw_is_the_inverse_of_the_distribution(size: int, seed: int, drawn: float, none: float) -> None:
+    random = np.random.default_rng(seed)
+    probabilities = random.random(size) * (random.random(size) > none)
+    probabilities[random.integers(size)] = 1
+    scores = np.log(probabilities, out=np.full(size, -np.inf), where=probabilities > 0)
+    token = pick(scores, Sampling(seed=0), drawn)
+    assert probabilities[token] > 0
+    reached = np.cumsum(probabilities) / probabilities.sum()
+    assert reached[token] - probabilities[token] / probabilities.sum() - 1e-6 <= drawn <= reached[token] + 1e-6
+
+
 @pytest.mark.parametrize(
     ("changes", "kept"),
     [

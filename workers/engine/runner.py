@@ -40,7 +40,8 @@ class Runner:
     @property
     def fingerprint(self) -> str:
         """The numerics class: what the numbers depend on, and nothing else."""
-        return f"{NUMERICS}-{self._weights.digest}-{torch.backends.cpu.get_cpu_capability().lower()}"
+        release = ".".join(torch.__version__.split(".")[:2])
+        return f"{NUMERICS}-{self._weights.digest}-{torch.backends.cpu.get_cpu_capability().lower()}-{release}"
 
     @property
     def vocab_size(self) -> int:
@@ -87,26 +88,26 @@ class Runner:
         heads = mixed.view(len(rows), -1, shape.head_size)
         turned = shape.heads + shape.kv_heads
         queries, keys = torch.split(_rotate(heads[:, :turned], turn), [shape.heads, shape.kv_heads], dim=1)
-        queries = queries * shape.head_size**-0.5
         slots, positions = at
         self._kv[index, 0][slots, :, positions] = keys
         self._kv[index, 1][slots, :, positions] = heads[:, turned:]
-        return layer.output(self._attended(index, queries, work).view(len(rows), -1))
+        grouped = (queries * shape.head_size**-0.5).view(len(rows), shape.kv_heads, -1, shape.head_size)
+        return layer.output(self._attended(index, grouped, work).view(len(rows), -1))
 
     def _attended(self, index: int, queries: torch.Tensor, work: Sequence[Work]) -> torch.Tensor:
-        parts, start = [], 0
+        """Queries and results: [rows, key heads, heads that share a key head, size]."""
         keys, values = self._views[index]
+        rows = queries.unbind(0)
+        mixed: list[torch.Tensor] = []
         for item in work:
-            mine = queries[start : start + len(item.ids)]
-            start += len(item.ids)
+            mine, end = (keys[item.slot], values[item.slot]), item.start + len(item.ids)
             if item.stepwise:
-                for offset, query in enumerate(torch.split(mine, 1)):
-                    end = item.start + offset + 1
-                    parts.append(_step(query, keys[item.slot].narrow(1, 0, end), values[item.slot].narrow(1, 0, end)))
+                for last in range(item.start + 1, end + 1):
+                    mixed.append(_step(rows[len(mixed)], *(side.narrow(1, 0, last) for side in mine)))
             else:
-                end = item.start + len(item.ids)
-                parts.append(_piece(mine, keys[item.slot].narrow(1, 0, end), values[item.slot].narrow(1, 0, end)))
-        return torch.cat(parts)
+                piece = queries[len(mixed) : len(mixed) + len(item.ids)]
+                mixed += _piece(piece, *(side.narrow(1, 0, end) for side in mine)).unbind(0)
+        return torch.stack(mixed)
 
 
 def load_runner(model_dir: Path, *, slots: int, context_tokens: int, threads: int) -> Runner:
@@ -159,20 +160,16 @@ def _rotate(heads: torch.Tensor, turn: tuple[torch.Tensor, torch.Tensor]) -> tor
 
 
 def _step(query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-    """Attention of one position: [1, heads, size], keys and values [their heads, positions, size].
-
-    The heads that share keys are the rows of one matrix.
-    """
-    grouped = query.view(len(keys), -1, query.shape[2])
-    shares = torch.bmm(grouped, keys.transpose(1, 2)).softmax(dim=2)
-    return torch.bmm(shares, values).view(1, -1, query.shape[2])
+    """Attention of one position: query [key heads, sharing, size], keys and values [key heads, positions, size]."""
+    return torch.bmm(torch.bmm(query, keys.transpose(1, 2)).softmax(dim=2), values)
 
 
 def _piece(queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-    """Attention of a sequence's last positions, each to itself and all before it: [positions, heads, size]."""
+    """Attention of a sequence's last positions, each to itself and all before it; queries as many `_step` takes."""
     count, end = len(queries), keys.shape[1]
     seen = torch.ones(count, end, dtype=torch.bool).tril_(end - count)
+    heads = queries.view(count, -1, queries.shape[3]).transpose(0, 1)
     mixed = F.scaled_dot_product_attention(
-        queries.transpose(0, 1)[None], keys[None], values[None], attn_mask=seen, scale=1.0, enable_gqa=True
+        heads[None], keys[None], values[None], attn_mask=seen, scale=1.0, enable_gqa=True
     )
-    return mixed[0].transpose(0, 1).contiguous()
+    return mixed[0].transpose(0, 1).reshape(queries.shape)

@@ -12,6 +12,7 @@ from workers.engine.generation import Generation
 
 Logits = npt.NDArray[np.float32]
 Floats = npt.NDArray[np.float64]
+_BLOCK = 256
 
 
 def draw(logits: Logits, generation: Generation, eos_ids: frozenset[int]) -> tuple[int, Logprob | None]:
@@ -31,27 +32,41 @@ def draw(logits: Logits, generation: Generation, eos_ids: frozenset[int]) -> tup
 
 def pick(scores: Floats, sampling: Sampling, drawn: float) -> int:
     """The token in whose share of the probability, in order of ids, the number `drawn` from [0, 1) falls."""
-    with np.errstate(over="ignore", under="ignore"):  # all but the likeliest vanish when the temperature is tiny
-        shares = np.exp((scores - scores.max()) / sampling.temperature)
+    with np.errstate(over="ignore"):  # all but the likeliest vanish when the temperature is tiny
+        shares = _exponential((scores - scores.max()) / sampling.temperature)
     _keep_top_k(shares, sampling.top_k)
     _keep_top_p(shares, sampling.top_p)
     shares[shares < sampling.min_p * shares.max()] = 0
-    reached = np.cumsum(shares)
-    token = int(np.searchsorted(reached, drawn * reached[-1], side="right"))
-    return min(token, int(np.flatnonzero(shares)[-1]))  # the product may round up to the whole
+    return _fall(shares, drawn)
 
 
 def logprob_of(logits: Logits, token: int, count: int) -> Logprob:
     """Natural logarithm of the token's probability under the model itself, and the `count` most likely tokens."""
     scores = logits.astype(np.float64)
     highest = scores.max()
-    scores -= highest + np.log(np.exp(scores - highest).sum())
+    scores -= highest + np.log(_exponential(scores - highest).sum())
     if not count:
         return Logprob(float(scores[token]))
     least = np.partition(scores, -count)[-count]
     likely = np.flatnonzero(scores >= least)
     first = likely[np.lexsort((likely, -scores[likely]))][:count]
     return Logprob(float(scores[token]), tuple((int(other), float(scores[other])) for other in first))
+
+
+def _exponential(scores: Floats) -> Floats:
+    """eˣ to seven digits, which is four times as fast as to sixteen and finer than the logits are."""
+    return np.exp(scores.astype(np.float32)).astype(np.float64)
+
+
+def _fall(shares: Floats, drawn: float) -> int:
+    """Where `drawn` of the sum of all shares is reached: first by blocks, then within one."""
+    reached = np.cumsum(np.add.reduceat(shares, np.arange(0, len(shares), _BLOCK)))
+    target = drawn * reached[-1]
+    block = min(int(np.searchsorted(reached, target, side="right")), int(np.searchsorted(reached, reached[-1])))
+    begin = block * _BLOCK
+    inner = shares[begin : begin + _BLOCK]
+    at = np.searchsorted((reached[block - 1] if block else 0.0) + np.cumsum(inner), target, side="right")
+    return begin + min(int(at), int(np.flatnonzero(inner)[-1]))  # rounding may carry the target past the last
 
 
 def _adjusted(scores: Floats, generation: Generation, sampling: Sampling, eos_ids: frozenset[int]) -> Floats:
