@@ -1,7 +1,8 @@
 """`python -m workers.engine.measure`: how fast the engine of MILLSTREAM_MODEL_DIR is here, as a table.
 
 Each row: so many streams at once, 64 prompt tokens and 64 generated ones each, the whole engine (scheduler, model,
-sampler, text), without Kafka and HTTP. Set OMP_WAIT_POLICY=PASSIVE on cores that other processes use too.
+sampler, text), without Kafka and HTTP. GOMP_SPINCOUNT=1000, as the worker sets it, suits cores that other processes
+use too.
 """
 
 from __future__ import annotations
