@@ -233,9 +233,9 @@ def soak(count: int, at_once: int, as_json: bool) -> None:
 
 def main() -> None:
     """Entry point: a mistake is answered with one sentence and an exit code, never with a traceback."""
-    logging.basicConfig(format="%(message)s", level=logging.WARNING)
-    for quiet in ("aiokafka", "wire"):  # what they warn of, the command finds out and says in its own words
-        logging.getLogger(quiet).setLevel(logging.CRITICAL)
+    warnings = logging.StreamHandler()
+    warnings.addFilter(_is_for_people)
+    logging.basicConfig(format="%(message)s", level=logging.WARNING, handlers=[warnings])
     try:
         cli(standalone_mode=False)
     except click.ClickException as exc:
@@ -253,6 +253,11 @@ def main() -> None:
         # The reader of our output has gone (`| head`); Python would complain once more while flushing.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         _exit(FAILED)
+
+
+def _is_for_people(record: logging.LogRecord) -> bool:
+    """What the log's clients warn of, the command finds out and says in its own words."""
+    return record.name.partition(".")[0] not in ("aiokafka", "wire") or record.levelno >= logging.CRITICAL
 
 
 def _say(line: str) -> None:

@@ -19,7 +19,7 @@ import msgspec
 import psutil
 
 from millstream import install, probes, runfile, welcome
-from millstream.errors import StartFailed
+from millstream.errors import StartFailed, StateBroken
 from millstream.kafka import broker
 from millstream.observe import Seen
 from millstream.paths import cache_dir
@@ -36,10 +36,11 @@ from wire.messages import Signal, Snapshot
 from wire.topics import SIGNALS, WEIGHTS
 
 _log = logging.getLogger(__name__)
+_LOOK_EVERY_S = 2.0
 
 
 class Life:
-    """A stack that runs until SIGINT, SIGTERM or SIGHUP; a second signal hurries."""
+    """A stack that runs until SIGINT, SIGTERM or SIGHUP, or its state directory is gone; a second signal hurries."""
 
     def __init__(self, stack: Stack, state: StateDir, say: Say, announce: Callable[[Run], None]) -> None:
         self._stack = stack
@@ -62,16 +63,28 @@ class Life:
         self._write()
         starting = asyncio.create_task(self._start(), name="start")
         stopping = asyncio.create_task(self._stop.wait(), name="stop")
+        homeless = asyncio.create_task(self._until_homeless(), name="state directory")
         try:
-            await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
-            if not starting.done():
+            await asyncio.wait({starting, stopping, homeless}, return_when=asyncio.FIRST_COMPLETED)
+            if stopping.done():
                 raise StartFailed("stopped before it was ready, as a signal asked")
-            await starting
-            self._enter("ready")
-            self._announce(self._run)
-            await stopping
+            if starting.done():
+                await starting
+                self._enter("ready")
+                self._announce(self._run)
+                await asyncio.wait({stopping, homeless}, return_when=asyncio.FIRST_COMPLETED)
+            if homeless.done():
+                await homeless
         finally:
-            await self._end(starting, stopping)
+            await self._end(starting, stopping, homeless)
+
+    async def _until_homeless(self) -> None:
+        """StateBroken once the state directory is gone, or another has its name: what runs could keep nothing."""
+        home = self._state.path.stat()
+        while self._state.is_at(home):  # noqa: ASYNC110 - a directory tells nobody
+            await asyncio.sleep(_LOOK_EVERY_S)
+        self._hurry.set()
+        raise StateBroken(f"{self._state.path} was deleted or moved while the stack ran, so it was stopped")
 
     def _listen(self) -> None:
         loop = asyncio.get_running_loop()

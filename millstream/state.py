@@ -31,6 +31,13 @@ class StateDir:
         """The one at `path`, whether or not it is there."""
         return cls(path.absolute())
 
+    def is_at(self, known: os.stat_result) -> bool:
+        """Whether the directory of this `stat` still lies there."""
+        try:
+            return os.path.samestat(self.path.stat(), known)
+        except OSError:
+            return False
+
     @property
     def layout_file(self) -> Path:
         return self.path / "layout"

@@ -53,7 +53,6 @@ class Worker:
     def __init__(self, settings: Settings, bus: Bus, clock: Clock) -> None:
         self._settings, self._bus, self._clock = settings, bus, clock
         self._config = config_of(settings)
-        self._vocabulary = make_vocabulary(self._config)
         self._host = EngineHost(self._config)
         self._gate = Gate(self._host)
         self._engine_ready = False
@@ -99,6 +98,9 @@ class Worker:
 
     async def _open(self) -> None:
         name, settings = self._settings.engine, self._settings
+        await self._host.start()  # first: loading a model takes longer than all the rest
+        self._stack.push_async_callback(self._host.stop)
+        _log.info("%s: engine %s is loading %s", self._fleet.name, name, settings.model)
         self._journal = await self._producer(f"{name}-journal")
         self._usage = UsageSender(await self._producer(f"{name}-usage"))
         self._replies = LossySender(await self._producer(f"{name}-replies", leader=True))
@@ -108,9 +110,7 @@ class Worker:
         tail = Tail[Signal](self._bus, SIGNALS, Signal, lambda signal, _: self._presence.hear(signal), dead=dead)
         await tail.start()
         self._stack.push_async_callback(tail.stop)
-        await self._host.start()
-        self._stack.push_async_callback(self._host.stop)
-        _log.info("%s: engine %s is loading %s", self._fleet.name, name, settings.model)
+        self._vocabulary = await asyncio.to_thread(make_vocabulary, self._config)
 
     async def _producer(self, client_id: str, *, leader: bool = False) -> Producer:
         producer = await self._bus.producer(acks="leader" if leader else "all", client_id=client_id)

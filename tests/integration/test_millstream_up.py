@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import stat
 import subprocess
@@ -150,6 +151,14 @@ def test_a_killed_supervisor_leaves_nothing_and_the_next_start_works(tmp_path: P
         with running_stack("simulated", tmp_path) as next_one:
             assert next_one.key == key
             assert next_one.command("chat", "again", "--max-tokens", "4").returncode == 0
+
+
+def test_a_stack_whose_directory_is_deleted_ends(tmp_path: Path) -> None:
+    with running_stack("simulated", tmp_path) as stack:
+        pids = [stack.run.pid, *stack.pids().values(), *stack.engine_pids()]
+        shutil.rmtree(stack.state.path, ignore_errors=True)
+        wait_for(lambda: not any(alive(pid, None) for pid in pids), "all are gone")
+        assert not stack.state.path.exists()
 
 
 def foreign_log(directory: Path) -> StateDir:

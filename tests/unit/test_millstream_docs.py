@@ -12,6 +12,8 @@ import msgspec
 import pytest
 
 from millstream import cli, stack
+from millstream.errors import StackError
+from millstream.model import ModelFailed
 from wire.settings import PREFIX, Settings
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -115,6 +117,13 @@ def test_operating_marks_what_up_decides() -> None:
     children = (whole.ingress(), whole.worker(0), whole.control(), whole.ledger(), whole.clickhouse())
     decided = {name for child in children for name in child.env if name.startswith(PREFIX)}
     assert marked == {name.removeprefix(PREFIX) for name in decided}
+
+
+def test_operating_lists_every_exit_code() -> None:
+    listed = {int(code) for code in re.findall(r"^\| (\d+) \| ", (ROOT / "docs/operating.md").read_text(), re.M)}
+    of_errors = {error.exit_code for error in (StackError, *StackError.__subclasses__())}
+    assert ModelFailed.exit_code in of_errors
+    assert listed == {0, 2, 130} | of_errors
 
 
 def test_the_lock_has_hashes_and_names_no_host() -> None:

@@ -248,8 +248,6 @@ async def test_a_follower_outlives_an_outage_and_its_age_grows_meanwhile(log: Me
 async def test_dead_letters_say_where_and_why_and_nothing_of_the_content(
     log: MemoryLog, caplog: pytest.LogCaptureFixture
 ) -> None:
-    said = logging.getLogger("wire.follow")
-    said.disabled, said.propagate = False, True  # whatever a library's logging set-up did to it before
     caplog.set_level(logging.WARNING, logger="wire.follow")
     bus = MemoryBus(log)
     producer = await bus.producer()

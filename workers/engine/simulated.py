@@ -115,9 +115,10 @@ class SimulatedEngine:
 
 
 def draw(generation: Generation) -> tuple[int, Logprob | None]:
-    """The next token of a choice: a pure function of seed, choice and position."""
+    """The next token of a choice: a pure function of seed, choice and position; at temperature 0 of position alone."""
     sequence, position = generation.sequence, len(generation.ids)
-    seed, choice = sequence.sampling.seed, generation.choice
+    greedy = sequence.sampling.temperature == 0
+    seed, choice = (0, 0) if greedy else (sequence.sampling.seed, generation.choice)
     token = token_at(seed, choice, position)
     if not generation.bars_eos and position >= length_of(seed, choice):
         token = END
