@@ -58,8 +58,6 @@ async def serve(settings: Settings) -> int:
         loop.add_signal_handler(number, stop.set)
     clock = SystemClock()
     buses = {region: KafkaBus(cluster, clock) for region, cluster in settings.regions.items()}
-    clock = SystemClock()
-    buses = {region: KafkaBus(cluster, clock) for region, cluster in settings.regions.items()}
     ingress = await build(settings, buses, clock)
     server = HttpServer(ingress.app, settings.host, settings.port, settings.max_open_streams)
     await ingress.open()
