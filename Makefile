@@ -1,10 +1,11 @@
 # The one front door. A fresh clone needs Python 3.11+, Java 17 and Maven; everything else is installed into .venv.
-# Options of the command go into ARGS: make up ARGS="--port 9000".
+# Options of the command go into ARGS: make up ARGS="--port 9000". JOBS: how many test files run side by side.
 
 PYTHON ?= python3
 BIN    := .venv/bin
 LOCKED := .venv/.locked
 ARGS   ?=
+JOBS   ?= 2
 
 .DEFAULT_GOAL := help
 .PHONY: help up down test check soak bench docs format lock env clean
@@ -19,7 +20,7 @@ down: $(LOCKED)  ## stop what `make up ARGS=--detach` started
 	@exec $(BIN)/millstream down $(ARGS)
 
 test: $(LOCKED)  ## every test but the long ones
-	$(BIN)/pytest -q -m "not soak" $(ARGS)
+	$(BIN)/pytest -q -m "not soak" -n $(JOBS) --dist loadfile $(ARGS)
 
 check: $(LOCKED)  ## format, lint, types, layers
 	$(BIN)/ruff format --check .

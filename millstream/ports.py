@@ -11,6 +11,8 @@ from millstream.errors import PortTaken
 from millstream.runfile import HOST
 
 _UNCLAIMED = range(20_000, 32_768)
+_chance = random.SystemRandom()
+"""no seed: two processes that look at the same moment must not find the same port"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +30,7 @@ def free_port(not_these: Collection[int] = ()) -> int:
     Below those that the kernel gives to outgoing connections: one of these could be gone before it is listened on.
     """
     while True:
-        port = random.choice(_UNCLAIMED)
+        port = _chance.choice(_UNCLAIMED)
         if port not in not_these and _is_free(port):
             return port
 

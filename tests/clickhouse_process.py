@@ -10,8 +10,8 @@ import time
 from pathlib import Path
 
 import httpx
-from kafka_broker import free_port
 
+from millstream.ports import free_port
 from wire.settings import ClickHouse
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import signal
-import socket
 import subprocess
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -12,14 +11,8 @@ from pathlib import Path
 
 from millstream.kafka.broker import BrokerConfig, command, format_storage, jars, ready
 from millstream.paths import cache_dir
+from millstream.ports import free_port
 from wire.settings import Cluster
-
-
-def free_port() -> int:
-    """A port that nothing listens on just now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 class RunningBroker:

@@ -23,7 +23,6 @@ import orjson
 import pytest
 from clickhouse_connect.driver.exceptions import DatabaseError
 from clickhouse_process import ROOT, RunningClickHouse
-from kafka_broker import free_port
 from usages import usage
 
 from billing.charge import rate
@@ -31,6 +30,7 @@ from billing.errors import LedgerAway, SchemaError
 from billing.prices import load
 from billing.queries import SchemaFile, schema_files
 from billing.store import LedgerStore
+from millstream.ports import free_port
 
 LONG = "SELECT count() FROM numbers(100000000000) WHERE NOT ignore(sipHash64(number))"
 

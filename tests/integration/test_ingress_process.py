@@ -13,9 +13,10 @@ from contextlib import asynccontextmanager
 import httpx
 import msgspec
 import pytest
-from ingress_world import FLEET, KEY, MODEL, SECRET, SHARDS, credential, eventually, free_port, model
+from ingress_world import FLEET, KEY, MODEL, SECRET, SHARDS, credential, eventually, model
 from kafka_broker import RunningBroker
 
+from millstream.ports import free_port
 from wire.codec import encode
 from wire.kafka import KafkaBus
 from wire.topics import CATALOGUE, CREDENTIALS, all_topics

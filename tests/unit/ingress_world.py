@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -15,6 +14,7 @@ import httpx
 from ingress.credentials import hmac_secret, key_hmac
 from ingress.server import HttpServer
 from ingress.service import Ingress, build
+from millstream.ports import free_port
 from wire.bus import Bus, Partition
 from wire.clock import SystemClock
 from wire.codec import decode, encode
@@ -48,13 +48,6 @@ MODEL = "org/tiny-model"
 FLEET = Fleet("local", "cpu", "org-tiny-model", "1", "sim")
 SHARDS = 2
 WORDS = ("Hi", " there", ",", " friend", "!")
-
-
-def free_port() -> int:
-    """A port nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def credential(key: str = KEY, *, revoked_ms: int | None = None, limits: Limits | None = None) -> Credential:

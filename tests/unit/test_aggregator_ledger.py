@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from kafka_broker import free_port
 from prometheus_client import CollectorRegistry
 from usages import usage
 
@@ -22,6 +21,7 @@ from billing.errors import LedgerAway
 from billing.fake import FakeLedger
 from billing.prices import UNPRICED, load
 from billing.store import LedgerStore
+from millstream.ports import free_port
 from wire import codec
 from wire.bus import Record
 from wire.clock import ManualClock

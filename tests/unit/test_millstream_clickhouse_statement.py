@@ -111,7 +111,7 @@ def test_an_empty_query_is_refused(body: bytes) -> None:
     ("encoding", "packed"),
     [
         ("identity", b"SELECT 1"),
-        ("gzip", gzip.compress(b"SELECT 1")),
+        ("gzip", gzip.compress(b"SELECT 1", mtime=0)),
         ("deflate", zlib.compress(b"SELECT 1")),
         ("lz4", bytes(cramjam.lz4.compress(b"SELECT 1"))),
         ("zstd", bytes(cramjam.zstd.compress(b"SELECT 1"))),
