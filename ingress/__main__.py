@@ -16,7 +16,7 @@ from ingress.credentials import hmac_secret
 from ingress.server import HttpServer
 from ingress.service import build
 from wire.clock import SystemClock
-from wire.errors import MillstreamError, SettingsError
+from wire.errors import MillstreamError
 from wire.kafka import KafkaBus
 from wire.settings import Settings
 
@@ -35,8 +35,6 @@ def main(argv: list[str] | None = None) -> int:
     try:
         settings = Settings.from_env(os.environ)
         hmac_secret(settings.key_secret)
-        if settings.log_level not in logging.getLevelNamesMapping():
-            raise SettingsError(f"MILLSTREAM_LOG_LEVEL is {settings.log_level!r}; use DEBUG, INFO, WARNING or ERROR")
     except MillstreamError as exc:
         print(f"ingress: {exc}", file=sys.stderr)
         return 2

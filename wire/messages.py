@@ -6,7 +6,7 @@ JSON objects; unknown fields are ignored, a missing field takes its default.
 
 from __future__ import annotations
 
-from typing import Any, Literal, NewType
+from typing import Annotated, Any, Literal, NewType
 
 import msgspec
 
@@ -590,7 +590,8 @@ class Credential(Message, frozen=True, kw_only=True):
     key_id: str
     hmac: str
     """hex HMAC-SHA256 of the whole key under the installation's secret"""
-    tenant: str
+    tenant: Annotated[str, msgspec.Meta(min_length=1)]
+    """who pays: what nobody pays for is not served"""
     project: str
     name: str
     created_ms: int

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -145,6 +146,14 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             raise SettingsError(
                 f"{PREFIX}SLOT is {self.slot}; it must be from 0 to {PREFIX}SLOTS - 1 = {self.slots - 1}"
             )
+        if self.log_level not in LOG_LEVELS:
+            raise SettingsError(f"{PREFIX}LOG_LEVEL is {self.log_level!r}; use {', '.join(LOG_LEVELS)}")
+        for name in _AT_LEAST_ONE:
+            if not getattr(self, name) >= 1:
+                raise SettingsError(f"{PREFIX}{name.upper()} is {getattr(self, name)}; it must be at least 1")
+        for name in _NOT_NEGATIVE:
+            if not 0 <= getattr(self, name) < math.inf:
+                raise SettingsError(f"{PREFIX}{name.upper()} is {getattr(self, name)}; it must not be negative")
         for name in ("port", "metrics_port"):
             if not 0 <= getattr(self, name) <= 65535:
                 raise SettingsError(f"{PREFIX}{name.upper()} is {getattr(self, name)}; a port is from 0 to 65535")
@@ -153,6 +162,28 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     def cluster(self) -> Cluster:
         """The cluster of this process's own region."""
         return self.regions[self.region]
+
+
+LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
+_AT_LEAST_ONE = (
+    "slots",
+    "credentials_max_age_ms",
+    "accept_timeout_ms",
+    "attempt_timeout_ms",
+    "request_timeout_ms",
+    "header_timeout_ms",
+    "keep_alive_ms",
+    "max_body_bytes",
+    "max_open_streams",
+    "stream_buffer_bytes",
+    "engine_slots",
+    "engine_threads",
+    "context_tokens",
+    "session_timeout_ms",
+    "orphan_grace_ms",
+    "snapshot_interval_ms",
+)
+_NOT_NEGATIVE = ("engine_queue", "drain_timeout_ms", "simulated_ttft_ms", "simulated_tbt_ms")
 
 
 def _parse(name: str, text: str, kind: Any) -> Any:

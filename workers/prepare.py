@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from wire.messages import Refusal, Request
 from workers.effects import Prepared
 from workers.engine.errors import TemplateRefused
@@ -12,11 +14,22 @@ INLINE_CHARACTERS = 4_000
 
 
 def prompt_characters(request: Request) -> int:
-    """How much text must be tokenised."""
+    """How much text must be tokenised, at most."""
     body = request.body
-    if isinstance(body.prompt, str):
-        return len(body.prompt)
-    return sum(len(m["content"]) for m in body.messages if isinstance(m.get("content"), str))
+    if isinstance(body.prompt, tuple):
+        return 0
+    return _characters(body.prompt) + _characters(body.messages) + _characters(body.tools)
+
+
+def _characters(value: Any) -> int:
+    """Of all strings in a plain value."""
+    if isinstance(value, str):
+        return len(value)
+    if isinstance(value, dict):
+        return sum(len(name) + _characters(inner) for name, inner in value.items())
+    if isinstance(value, (list, tuple)):
+        return sum(map(_characters, value))
+    return 0
 
 
 def prepare(request: Request, vocabulary: Vocabulary, context_tokens: int, slots: int) -> Prepared | Refusal:
@@ -24,20 +37,30 @@ def prepare(request: Request, vocabulary: Vocabulary, context_tokens: int, slots
 
     `max_tokens` is an upper bound: where prompt and bound exceed the context, what the context leaves counts.
     """
+    param = "messages" if request.body.messages else "prompt"
+    # Megabytes of text would keep the worker busy for seconds only to be too long: what surely is isn't tokenised.
+    at_least = prompt_characters(request) // vocabulary.longest_token_bytes
+    if at_least >= context_tokens:
+        return _too_long(f"more than {at_least}", context_tokens, param)
     try:
         prompt = _tokens(request, vocabulary)
     except TemplateRefused as exc:
         return _invalid(f"The model's chat template refuses these messages: {exc}", "messages")
-    param = "messages" if request.body.messages else "prompt"
     if not prompt:
         return _invalid("The prompt is empty; send at least one token.", param)
     if any(not 0 <= token < vocabulary.vocab_size for token in prompt):
         return _invalid(f"The prompt holds a token id outside 0 to {vocabulary.vocab_size - 1}.", param)
     room = context_tokens - len(prompt)
     if room < 1:
-        return _too_long(len(prompt), context_tokens, param)
+        return _too_long(str(len(prompt)), context_tokens, param)
     if request.body.n > slots:
         return _invalid(f"n is {request.body.n}; this model's engines run at most {slots} choices at once.", "n")
+    unknown = [token for token in request.body.sampling.logit_bias if not _is_token(token, vocabulary)]
+    if unknown:
+        return _invalid(
+            f"'logit_bias' names a token {unknown[0][:20]!r}; ids are from 0 to {vocabulary.vocab_size - 1}.",
+            "logit_bias",
+        )
     wanted = request.body.max_tokens
     return Prepared(prompt=prompt, max_tokens=room if wanted is None else min(wanted, room))
 
@@ -51,11 +74,15 @@ def _tokens(request: Request, vocabulary: Vocabulary) -> tuple[int, ...]:
     return vocabulary.encode_chat(body.messages, body.tools)
 
 
+def _is_token(token: str, vocabulary: Vocabulary) -> bool:
+    return token.isascii() and token.isdecimal() and int(token) < vocabulary.vocab_size
+
+
 def _invalid(message: str, param: str) -> Refusal:
-    return Refusal(status=400, code=None, message=message, param=param)
+    return Refusal(status=400, code="invalid_value", message=message, param=param)
 
 
-def _too_long(prompt_tokens: int, context_tokens: int, param: str) -> Refusal:
+def _too_long(prompt_tokens: str, context_tokens: int, param: str) -> Refusal:
     return Refusal(
         status=400,
         code="context_length_exceeded",

@@ -126,6 +126,12 @@ def test_a_bad_fleet_inside_a_message_is_a_decode_error() -> None:
         decode(orjson.dumps(frames))
 
 
+def test_a_key_that_nobody_pays_for_is_none() -> None:
+    key = messages.Credential(key_id="k", hmac="h", tenant="", project="p", name="", created_ms=1)
+    with pytest.raises(DecodeError):
+        decode(encode(key), messages.Credential)
+
+
 def test_a_ref_names_lane_and_offset() -> None:
     for lane in typing.get_args(messages.Lane):
         for offset in (0, 1, 77):

@@ -61,3 +61,20 @@ def test_a_bad_value_stops_the_start_with_a_sentence(variables: dict[str, str], 
     with pytest.raises(SettingsError) as caught:
         read(**variables)
     assert sentence in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("LOG_LEVEL", "debug"),
+        ("ENGINE_SLOTS", "0"),
+        ("KEEP_ALIVE_MS", "-5"),
+        ("ENGINE_QUEUE", "-1"),
+        ("SIMULATED_TBT_MS", "-0.5"),
+        ("SIMULATED_TTFT_MS", "inf"),
+        ("SIMULATED_TTFT_MS", "nan"),
+    ],
+)
+def test_what_can_not_work_is_named(name: str, text: str) -> None:
+    with pytest.raises(SettingsError, match=f"^MILLSTREAM_{name} is "):
+        read(**{name: text})

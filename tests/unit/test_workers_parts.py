@@ -6,10 +6,11 @@ import msgspec
 import pytest
 from shard_world import FLEET, make_request
 
-from wire.messages import DemandSignal, EngineSignal, Refusal, ReplyTo
+from wire.messages import DemandSignal, EngineSignal, Refusal, ReplyTo, Sampling
 from workers.effects import Prepared
 from workers.engine.protocol import Key, Sequence
-from workers.engine.simulated_vocabulary import SimulatedVocabulary
+from workers.engine.simulated_vocabulary import WORDS, SimulatedVocabulary
+from workers.engine.vocabulary import Messages
 from workers.gate import Gate
 from workers.owner import oldest_hint
 from workers.prepare import prepare
@@ -76,14 +77,53 @@ def test_a_prompt_is_prepared_with_what_the_context_leaves() -> None:
 
 @pytest.mark.parametrize(
     ("changes", "param"),
-    [({"prompt": (), "messages": ()}, "prompt"), ({"prompt": (10**9,), "messages": ()}, "prompt"), ({"n": 9}, "n")],
+    [
+        ({"prompt": (), "messages": ()}, "prompt"),
+        ({"prompt": (10**9,), "messages": ()}, "prompt"),
+        ({"n": 9}, "n"),
+        ({"sampling": Sampling(seed=1, logit_bias={"99999999": 1.0})}, "logit_bias"),
+        ({"sampling": Sampling(seed=1, logit_bias={"-1": 1.0})}, "logit_bias"),
+        ({"sampling": Sampling(seed=1, logit_bias={"²": 1.0})}, "logit_bias"),
+    ],
 )
 def test_what_only_the_model_can_refuse_is_refused_by_name(changes: dict[str, object], param: str) -> None:
     request = make_request(1, 0)
     body = msgspec.structs.replace(request.body, **changes)
     refused = prepare(msgspec.structs.replace(request, body=body), SimulatedVocabulary(), 100, 8)
     assert isinstance(refused, Refusal)
-    assert (refused.status, refused.param) == (400, param)
+    assert (refused.status, refused.code, refused.param) == (400, "invalid_value", param)
+
+
+class Untouched(SimulatedVocabulary):
+    def encode_chat(self, messages: Messages, tools: Messages = ()) -> tuple[int, ...]:
+        raise AssertionError("nobody waits for megabytes to be tokenised")
+
+    encode_text = encode_chat  # type: ignore[assignment]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"messages": ({"role": "user", "content": "word " * 1_600_000},)},
+        {"tools": ({"type": "function", "function": {"name": "f", "description": "d" * 8_000_000}},)},
+        {"messages": (), "prompt": "🌾" * 2_000_000},
+    ],
+)
+def test_what_is_surely_too_long_is_refused_unread(changes: dict[str, object]) -> None:
+    request = make_request(1, 0)
+    body = msgspec.structs.replace(request.body, **changes)
+    refused = prepare(msgspec.structs.replace(request, body=body), Untouched(), 2048, 8)
+    assert isinstance(refused, Refusal)
+    assert (refused.status, refused.code) == (400, "context_length_exceeded")
+
+
+def test_no_text_that_fits_is_taken_for_too_long() -> None:
+    longest = max(WORDS, key=len)
+    prompt = f" {longest}" * 100  # 100 tokens, as long as tokens get
+    body = msgspec.structs.replace(make_request(1, 0).body, messages=(), prompt=prompt)
+    prepared = prepare(msgspec.structs.replace(make_request(1, 0), body=body), SimulatedVocabulary(), 101, 8)
+    assert isinstance(prepared, Prepared)
+    assert len(prepared.prompt) == 100
 
 
 class Said:

@@ -31,6 +31,7 @@ _LABELS = (
     _EMOJI[2:],
     *(name.encode() for name in CONTROL),
 )
+_LONGEST_TOKEN_BYTES = max(map(len, _LABELS))
 _WORD_IDS = {" " + word: FIRST_WORD + index for index, word in enumerate(WORDS)}
 _PIECE = re.compile(r" [a-z]+|[^ ]+| ", re.DOTALL)
 
@@ -51,6 +52,10 @@ class SimulatedVocabulary(Vocabulary):
 
     def token_label(self, token: int) -> bytes:
         return _LABELS[token] if 0 <= token < len(_LABELS) else b""
+
+    @property
+    def longest_token_bytes(self) -> int:
+        return _LONGEST_TOKEN_BYTES
 
     def render(self, messages: Messages, tools: Messages = ()) -> str:
         turns = [_turn(message) for message in messages]

@@ -23,6 +23,9 @@ from workers.engine.vocabulary import Messages, Vocabulary
 _MARKS = range(0xE000, 0xF8FF)
 """characters for private use: one that is in none of the messages is the mark"""
 
+_SHRINKS_AT_MOST = 4
+"""times, by Unicode's normal forms: composed, a character of 2 to 4 bytes stands for up to three"""
+
 
 class Tokenizer(Vocabulary):
     """Of the byte-level kind: each token is a fixed string of bytes."""
@@ -36,7 +39,9 @@ class Tokenizer(Vocabulary):
         opening: Sequence[int],
         eos_ids: frozenset[int],
         template: Template,
+        shrinks: bool = False,
     ) -> None:
+        """`shrinks`: text may lose bytes before it is cut into tokens."""
         self._plain = plain
         self._pieces = pieces
         self._control = control
@@ -44,6 +49,7 @@ class Tokenizer(Vocabulary):
         self._opening = tuple(opening)
         self._eos_ids = eos_ids
         self._template = template
+        self._longest_token_bytes = max(map(len, pieces)) * (_SHRINKS_AT_MOST if shrinks else 1)
 
     @classmethod
     def load(cls, model_dir: Path) -> Tokenizer:
@@ -61,6 +67,7 @@ class Tokenizer(Vocabulary):
             opening=full.encode("").ids,
             eos_ids=_eos_ids(model_dir, model_config, config, control),
             template=Template(_template_source(model_dir, config), _named_tokens(config)),
+            shrinks=described.get("normalizer") is not None,
         )
 
     @property
@@ -76,6 +83,10 @@ class Tokenizer(Vocabulary):
 
     def token_label(self, token: int) -> bytes:
         return self._pieces[token] if 0 <= token < len(self._pieces) else b""
+
+    @property
+    def longest_token_bytes(self) -> int:
+        return self._longest_token_bytes
 
     def render(self, messages: Messages, tools: Messages = ()) -> str:
         return self._template.render(messages, tools)

@@ -33,6 +33,11 @@ class Vocabulary(ABC):
     def token_label(self, token: int) -> bytes:
         """What a token is called: its bytes, or a control token's name."""
 
+    @property
+    @abstractmethod
+    def longest_token_bytes(self) -> int:
+        """No token adds more to the text: so many bytes take at least so many tokens, known without encoding them."""
+
     @abstractmethod
     def render(self, messages: Messages, tools: Messages = ()) -> str:
         """The prompt as text, up to where the assistant's turn begins. For showing and for prefix hashes:
