@@ -24,8 +24,10 @@ SETTINGS = {
     "MILLSTREAM_ENGINE_SLOTS": "64",
     "MILLSTREAM_LOG_LEVEL": "WARNING",
 }
-WARM_UP_SHARE = 0.2
-"""of the samples: caches fill, allocators settle"""
+AT_LEAST_S = 240.0
+"""a worker remembers what has finished for a minute: a run must be long enough to see that forgotten again and again"""
+WARM_UP_SAMPLES = 70
+"""until as much is forgotten as is added; caches fill, allocators settle"""
 MAY_GROW_SHARE, MAY_GROW_BYTES = 0.05, 8_000_000
 HEAP_BYTES = 384 * 1024 * 1024
 """a JVM takes its heap before it collects: Kafka may grow by what was not yet taken"""
@@ -69,6 +71,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(slots=True)
 class _Tally:
+    sent: int = 0
     endings: int = 0
     tokens: int = 0
     failures: list[str] = field(default_factory=list)
@@ -80,15 +83,15 @@ class _Tally:
 
 
 async def run(count: int, at_once: int, say: Say) -> Result:
-    """`count` streamed chats, `at_once` at a time, and the account of them."""
+    """At least `count` streamed chats, `at_once` at a time, for at least AT_LEAST_S, and the account of them."""
     async with own_stack(SETTINGS, say) as own:
         began = time.monotonic()
         tally, samples = await _load(own, count, at_once, say)
         took_s = time.monotonic() - began
-        lines, tokens = await _ledger_settled(own, count)
+        lines, tokens = await _ledger_settled(own, tally.sent)
         report = await ledger.verify(own.state.path)
     return Result(
-        requests=count,
+        requests=tally.sent,
         endings=tally.endings,
         ledger_lines=lines,
         client_tokens=tally.tokens,
@@ -104,7 +107,7 @@ def judge(samples: dict[str, list[int]]) -> tuple[Memory, ...]:
     """First third against last, after the warm-up. Pure."""
     out = []
     for process, series in sorted(samples.items()):
-        warm = series[int(len(series) * WARM_UP_SHARE) :]
+        warm = series[WARM_UP_SAMPLES:] or series[-1:]
         third = max(1, len(warm) // 3)
         first, last = round(statistics.median(warm[:third])), round(statistics.median(warm[-third:]))
         room = MAY_GROW_BYTES + (max(0, HEAP_BYTES - first) if process == KAFKA else 0)
@@ -139,8 +142,8 @@ def as_text(result: Result) -> str:
 
 
 async def _load(own: Own, count: int, at_once: int, say: Say) -> tuple[_Tally, dict[str, list[int]]]:
-    numbers = iter(range(count))
     tally = _Tally()
+    numbers = _numbers(count, time.monotonic() + AT_LEAST_S)
     samples: dict[str, list[int]] = {}
     sampling = asyncio.create_task(_sample(own.processes(), samples, tally, count, say))
     try:
@@ -151,9 +154,18 @@ async def _load(own: Own, count: int, at_once: int, say: Say) -> tuple[_Tally, d
     return tally, samples
 
 
+def _numbers(count: int, until_s: float) -> Iterator[int]:
+    """From 0 on, until there were `count` and the monotonic clock says `until_s`."""
+    number = 0
+    while number < count or time.monotonic() < until_s:
+        yield number
+        number += 1
+
+
 async def _client(own: Own, numbers: Iterator[int], tally: _Tally) -> None:
     connection = await Connection.open(own.run.port, own.key)
     for number in numbers:
+        tally.sent += 1
         body = chat_body(own.run.model, f"Question {number}", max_tokens=_TOKENS[number % len(_TOKENS)], seed=number)
         try:
             tally.count(await connection.chat(body))

@@ -18,8 +18,9 @@ def test_ten_thousand_requests_end_and_are_billed_and_memory_stays_flat() -> Non
     print(done.stderr[-2_000:])
     account = json.loads(done.stdout)
     print(json.dumps(account, indent=2))
-    assert account["endings"] == REQUESTS
-    assert account["ledger_lines"] == REQUESTS
+    assert account["requests"] >= REQUESTS
+    assert account["endings"] == account["requests"]
+    assert account["ledger_lines"] == account["requests"]
     assert account["client_tokens"] == account["ledger_tokens"]
     assert account["differences"] == 0
     assert account["failures"] == []

@@ -6,7 +6,7 @@ import msgspec
 
 from millstream.bench.client import Answer
 from millstream.bench.pipeline import Times
-from millstream.bench.soak import Memory, Result, as_text, judge
+from millstream.bench.soak import WARM_UP_SAMPLES, Memory, Result, as_text, judge
 
 MB = 1_000_000
 
@@ -31,8 +31,8 @@ def test_an_answer_is_read_from_its_bytes() -> None:
 
 
 def test_memory_is_judged_after_the_warm_up() -> None:
-    # 2 of 10 samples are warm-up; then thirds of 8 samples: medians of the first and last two
-    warm_up = [10 * MB, 50 * MB]
+    # after the warm-up, thirds of 8 samples: medians of the first and last two
+    warm_up = [10 * MB, *[50 * MB] * (WARM_UP_SAMPLES - 1)]
     flat = judge({"ingress": [*warm_up, *[100 * MB] * 6, 101 * MB, 103 * MB]})
     assert flat == (Memory(process="ingress", first_bytes=100 * MB, last_bytes=102 * MB, flat=True),)
     (grows,) = judge({"ingress": [*warm_up, *[100 * MB + n * 5 * MB for n in range(8)]]})
@@ -40,8 +40,9 @@ def test_memory_is_judged_after_the_warm_up() -> None:
 
 
 def test_kafka_may_take_the_heap_it_was_given_and_no_more() -> None:
-    assert judge({"kafka": [300 * MB] * 5 + [400 * MB] * 5})[0].flat
-    assert not judge({"kafka": [400 * MB] * 5 + [600 * MB] * 5})[0].flat
+    warm_up = [MB] * WARM_UP_SAMPLES
+    assert judge({"kafka": [*warm_up, *[300 * MB] * 5, *[400 * MB] * 5]})[0].flat
+    assert not judge({"kafka": [*warm_up, *[400 * MB] * 5, *[600 * MB] * 5]})[0].flat
 
 
 def test_an_account_is_good_only_if_everything_is() -> None:
