@@ -218,6 +218,18 @@ def bench_pipeline(count: int, output: Path | None, as_json: bool) -> None:
     click.echo(pipeline.as_json(result) if as_json else pipeline.as_text(result))
 
 
+@bench.command("routing")
+@click.option("--policies", help="Only these, separated by commas. [default: all]")
+@click.option("--speed", "speeds", type=float, multiple=True, help="Only this speed of the trace; may be repeated.")
+@_json
+def bench_routing(policies: str | None, speeds: tuple[float, ...], as_json: bool) -> None:
+    """Compare routing policies in virtual time, on traces of real traffic."""
+    from millstream.bench import routing
+
+    found = list(routing.rows(policies.split(",") if policies else routing.POLICIES, speeds or routing.SPEEDS))
+    click.echo(routing.as_json(found) if as_json else routing.as_text(found))
+
+
 @cli.command(short_help="Account for ten thousand requests.")
 @click.option("--requests", "count", type=click.IntRange(100), default=10_000, show_default=True)
 @click.option("--at-once", type=click.IntRange(1), default=64, show_default=True)

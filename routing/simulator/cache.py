@@ -1,0 +1,114 @@
+"""An engine's key/value cache: blocks in use, and prompts' blocks that are still held, least recently used first out.
+
+A prompt is held in pieces of PREFIX_TOKENS, each of up to 8 blocks. When room is needed a piece loses its last blocks
+first, and a prompt its last pieces first: so what remains is always the beginning of a prompt, as in vLLM.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+
+from routing.simulator.timing import BLOCK_TOKENS
+from routing.simulator.trace import PREFIX_TOKENS
+
+WHOLE = PREFIX_TOKENS // BLOCK_TOKENS
+"""Blocks of a whole piece"""
+
+
+class Cache:
+    """Room for `blocks`. Pieces in use are pinned; the others are idle and make room for new ones."""
+
+    def __init__(self, blocks: int) -> None:
+        self.blocks = blocks
+        self.free = blocks
+        """neither in use nor idle"""
+        self.added: list[int] = []
+        self.evicted: list[int] = []
+        """whole pieces that came and went since somebody cleared these lists"""
+        self._held: dict[int, int] = {}
+        self._pins: dict[int, int] = {}
+        self._idle: OrderedDict[int, None] = OrderedDict()
+        self._idle_blocks = 0
+        self._spent = 0
+
+    @property
+    def room(self) -> int:
+        """Blocks that could be had, by giving up everything idle."""
+        return self.free + self._idle_blocks
+
+    def whole_pieces(self) -> list[int]:
+        """Every piece that is held whole."""
+        return [piece for piece, blocks in self._held.items() if blocks == WHOLE and piece >= 0]
+
+    def match(self, prefix: Sequence[int]) -> int:
+        """Tokens of a prompt's beginning that are held."""
+        held, tokens = self._held, 0
+        for piece in prefix:
+            blocks = held.get(piece, 0)
+            tokens += blocks
+            if blocks < WHOLE:
+                break
+        return tokens * BLOCK_TOKENS
+
+    def pin(self, pieces: Iterable[int]) -> None:
+        """Put held pieces to use."""
+        for piece in pieces:
+            pins = self._pins.get(piece, 0)
+            self._pins[piece] = pins + 1
+            if not pins:
+                del self._idle[piece]
+                self._idle_blocks -= self._held[piece]
+
+    def grow(self, piece: int, blocks: int) -> None:
+        """A pinned piece has `blocks` at least, from now on."""
+        missing = blocks - self._held.get(piece, 0)
+        if missing > 0:
+            self.take(missing)
+            self._held[piece] = blocks
+            if blocks == WHOLE:
+                self.added.append(piece)
+
+    def hold(self, piece: int, blocks: int) -> None:
+        """Pin a piece that may not be there yet."""
+        if piece in self._held:
+            self.pin((piece,))
+        else:
+            self._held[piece] = 0
+            self._pins[piece] = 1
+        self.grow(piece, blocks)
+
+    def unpin(self, pieces: Sequence[int]) -> None:
+        """Take pieces out of use: the last one is the first to go when room is needed."""
+        for piece in reversed(pieces):
+            pins = self._pins[piece] - 1
+            if pins:
+                self._pins[piece] = pins
+            else:
+                del self._pins[piece]
+                self._idle[piece] = None
+                self._idle_blocks += self._held[piece]
+
+    def take(self, blocks: int) -> None:
+        """Take blocks out of what is free, giving up idle pieces where there is too little. There must be `room`."""
+        while self.free < blocks:
+            piece = next(iter(self._idle))
+            had = self._held[piece]
+            lost = min(had, blocks - self.free)
+            if had == WHOLE and piece >= 0:
+                self.evicted.append(piece)
+            if lost == had:
+                del self._idle[piece], self._held[piece]
+            else:
+                self._held[piece] = had - lost
+            self._idle_blocks -= lost
+            self.free += lost
+        self.free -= blocks
+
+    def leave(self, blocks: int) -> None:
+        """Blocks whose contents nobody will ask for become idle: what was generated."""
+        if blocks > 0:
+            self._spent -= 1
+            self._held[self._spent] = blocks
+            self._idle[self._spent] = None
+            self._idle_blocks += blocks
