@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Iterable
+from collections.abc import Sequence as Many
 from heapq import heapify, heappop, heappush
 
 from routing.simulator.cache import WHOLE, Cache
@@ -19,6 +20,8 @@ from routing.simulator.trace import PREFIX_TOKENS, Arrival
 
 SLOTS = 256
 """Sequences at once"""
+LATELY = 0.1
+"""What one time to first token counts in an engine's mean"""
 
 Plan = tuple[int, Iterable[Sequence]]
 """so many tokens of prompts in this step, of these sequences in this order"""
@@ -58,6 +61,7 @@ class Engine:
         self.busy_ms = 0.0
         self.computed_tokens = 0
         """of prompts"""
+        self._waited_ms: dict[int, float] = {}
         self._queue_tokens = 0
         self._prefilled: list[Sequence] = []
         self._span = 0
@@ -73,6 +77,21 @@ class Engine:
         """Of prompts, still to be computed: for those in the queue as it seemed when they came."""
         return self._queue_tokens + sum(sequence.left_tokens for sequence in self.partial)
 
+    @property
+    def used_blocks(self) -> int:
+        """Of the cache: in use, or about to be by what is in the queue."""
+        return self.cache.blocks - self.cache.room + self._queue_tokens // BLOCK_TOKENS
+
+    @property
+    def ttft_ms(self) -> float:
+        """What those waited for their first token lately who found about as many in flight as there are now."""
+        waited_ms, now = self._waited_ms, self.in_flight
+        return waited_ms[min(waited_ms, key=lambda beside: abs(beside - now))] if waited_ms else 0.0
+
+    def cached_tokens(self, prefix: Many[int]) -> int:
+        """Tokens of a prompt's beginning that the cache holds."""
+        return self.cache.match(prefix)
+
     def backlog(self) -> list[Sequence]:
         """What waits for prefill, the oldest first."""
         return [*self.partial, *self.queue]
@@ -82,6 +101,7 @@ class Engine:
         if arrival.prompt_tokens + arrival.output_tokens + 2 * BLOCK_TOKENS > self.timing.kv_tokens:
             raise ValueError(f"{arrival.prompt_tokens} tokens and {arrival.output_tokens} don't fit into the cache")
         sequence = Sequence(arrival, now_ms)
+        sequence.beside = self.in_flight
         sequence.expected_tokens = arrival.prompt_tokens - self.cache.match(arrival.prefix)
         self.queue.append(sequence)
         self._queue_tokens += sequence.expected_tokens
@@ -154,6 +174,7 @@ class Engine:
                 break
             tokens = min(left, sequence.left_tokens)
             left -= tokens
+            self._make_room(tokens // BLOCK_TOKENS + 2)
             self._compute(sequence, tokens)
         return budget - left
 
@@ -220,6 +241,9 @@ class Engine:
         self.partial.remove(sequence)
         if sequence.first_token_ms == UNKNOWN:
             sequence.first_token_ms = self.ends_ms
+            waited_ms = self.ends_ms - sequence.queued_ms
+            before_ms = self._waited_ms.setdefault(sequence.beside, waited_ms)
+            self._waited_ms[sequence.beside] = before_ms + LATELY * (waited_ms - before_ms)
         generated = sequence.generated_tokens + 1
         sequence.since = self.steps - generated
         sequence.finish_at = sequence.since + sequence.arrival.output_tokens
@@ -250,11 +274,13 @@ class Engine:
         self.cache.take(more)
 
     def _room_for(self, steps: int) -> int:
-        """How many of `steps` decode steps there is room for; where not even one, the last begun loses its place."""
-        while True:
-            possible = (self.cache.room - 1) * BLOCK_TOKENS // len(self.running)
-            if possible >= 1 or len(self.running) == 1:
-                return max(min(steps, possible), 1)
+        """How many of `steps` decode steps there is room for: at least one."""
+        self._make_room(len(self.running) // BLOCK_TOKENS + 2)
+        return max(min(steps, (self.cache.room - 1) * BLOCK_TOKENS // len(self.running)), 1)
+
+    def _make_room(self, blocks: int) -> None:
+        """While there isn't room for so many blocks, the sequence that was begun last loses its place."""
+        while self.cache.room < blocks and len(self.running) > 1:
             self._preempt(max(self.running, key=lambda sequence: sequence.started_ms))
 
     def _preempt(self, sequence: Sequence) -> None:

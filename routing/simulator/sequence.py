@@ -12,6 +12,7 @@ class Sequence:
 
     __slots__ = (
         "arrival",
+        "beside",
         "cached_tokens",
         "computed_tokens",
         "expected_tokens",
@@ -29,6 +30,8 @@ class Sequence:
         self.arrival = arrival
         self.queued_ms = queued_ms
         """when it came to the engine"""
+        self.beside = 0
+        """requests that were in flight there"""
         self.started_ms = UNKNOWN
         self.first_token_ms = UNKNOWN
         self.finished_ms = UNKNOWN
