@@ -23,9 +23,8 @@ class Cache:
         self.blocks = blocks
         self.free = blocks
         """neither in use nor idle"""
-        self.added: list[int] = []
-        self.evicted: list[int] = []
-        """whole pieces that came and went since somebody cleared these lists"""
+        self.changed: dict[int, bool] | None = None
+        """whole pieces that came (True) and went since somebody cleared this, if somebody wants to know"""
         self._held: dict[int, int] = {}
         self._pins: dict[int, int] = {}
         self._idle: OrderedDict[int, None] = OrderedDict()
@@ -36,10 +35,6 @@ class Cache:
     def room(self) -> int:
         """Blocks that could be had, by giving up everything idle."""
         return self.free + self._idle_blocks
-
-    def whole_pieces(self) -> list[int]:
-        """Every piece that is held whole."""
-        return [piece for piece, blocks in self._held.items() if blocks == WHOLE and piece >= 0]
 
     def match(self, prefix: Sequence[int]) -> int:
         """Tokens of a prompt's beginning that are held."""
@@ -66,8 +61,8 @@ class Cache:
         if missing > 0:
             self.take(missing)
             self._held[piece] = blocks
-            if blocks == WHOLE:
-                self.added.append(piece)
+            if blocks == WHOLE and self.changed is not None:
+                self.changed[piece] = True
 
     def hold(self, piece: int, blocks: int) -> None:
         """Pin a piece that may not be there yet."""
@@ -95,8 +90,8 @@ class Cache:
             piece = next(iter(self._idle))
             had = self._held[piece]
             lost = min(had, blocks - self.free)
-            if had == WHOLE and piece >= 0:
-                self.evicted.append(piece)
+            if had == WHOLE and piece >= 0 and self.changed is not None:
+                self.changed[piece] = False
             if lost == had:
                 del self._idle[piece], self._held[piece]
             else:

@@ -52,15 +52,19 @@ class Engine:
         """decode steps so far"""
         self.kv_tokens = 0
         """logical, of the decoding sequences: what two of them share counts twice"""
+        self.begun: list[Sequence] = []
         self.done: list[Sequence] = []
+        """got their first token, their last token; somebody else clears these"""
         self.busy = False
         self.at_ms = 0.0
         """when the step began that is under way, or the last one ended"""
         self.ends_ms = 0.0
         """when it ends"""
         self.busy_ms = 0.0
-        self.computed_tokens = 0
-        """of prompts"""
+        self.computed_tokens = self.generated_tokens = 0
+        """of prompts, of answers"""
+        self.prefill_ms = 0.0
+        """spent on prompts"""
         self._waited_ms: dict[int, float] = {}
         self._queue_tokens = 0
         self._prefilled: list[Sequence] = []
@@ -134,13 +138,20 @@ class Engine:
                 self.busy_ms += spent_ms
                 self.at_ms += spent_ms
 
+    def change(self, times: float, now_ms: float) -> None:
+        """From the next step on it is so many times as fast."""
+        self.sync(now_ms)
+        if self.busy and self._span > 1:
+            self._decode(1)
+        self.timing = self.timing.faster(times)
+
     def halt(self) -> list[Sequence]:
         """The engine dies: what it had is returned, its cache is empty."""
         lost = [*self.partial, *self.queue, *self.running]
         self.queue.clear()
         self.partial, self.running, self._prefilled = [], [], []
         self.cache = Cache(self.cache.blocks)
-        self.busy = False
+        self.begun, self.done, self.busy = [], [], False
         self._span = self.kv_tokens = self._queue_tokens = self._own_blocks = 0
         self._own = 0.0
         return lost
@@ -156,7 +167,9 @@ class Engine:
         self.computed_tokens += tokens
         self._span = 1 if self.running and self._room_for(1) else 0
         decode_ms = self.timing.decode_ms(self.kv_tokens) if self._span else 0.0
-        self.ends_ms = self.at_ms + self.timing.prefill_ms(tokens) + decode_ms
+        prefill_ms = self.timing.prefill_ms(tokens)
+        self.prefill_ms += prefill_ms
+        self.ends_ms = self.at_ms + prefill_ms + decode_ms
 
     def _decode(self, steps: int) -> None:
         """What is under way since `at_ms` are `steps` decode steps."""
@@ -235,12 +248,14 @@ class Engine:
         tokens = steps * len(self.running)
         self.steps += steps
         self.kv_tokens += tokens
+        self.generated_tokens += tokens
         self._owns(tokens / BLOCK_TOKENS)
 
     def _first_token(self, sequence: Sequence) -> None:
         self.partial.remove(sequence)
         if sequence.first_token_ms == UNKNOWN:
             sequence.first_token_ms = self.ends_ms
+            self.begun.append(sequence)
             waited_ms = self.ends_ms - sequence.queued_ms
             before_ms = self._waited_ms.setdefault(sequence.beside, waited_ms)
             self._waited_ms[sequence.beside] = before_ms + LATELY * (waited_ms - before_ms)

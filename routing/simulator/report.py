@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
 
+from routing.simulator.flight import Outcome
 from routing.simulator.sequence import Sequence
-from routing.simulator.timing import COLD
+from routing.simulator.timing import COLD, Timing
 
 TTFT_MS, TPOT_MS = 2_000.0, 25.0
 """A request is good if its first token came within the one, and the others within the other on the average"""
@@ -30,18 +30,23 @@ class Report:
     slowdown_p50: float
     """TTFT next to the request's own on an idle engine with a cold cache"""
     slowdown_p99: float
-    unfinished: int
-    """failed or shed"""
+    shed: int
+    """refused, with an answer"""
+    failed: int
+    attempts_per_request: float
+    """sends for each request that wasn't shed"""
+    spread: float
+    """the busiest engine's work next to the mean: 1 is even"""
 
 
-def report(ended: Iterable[Sequence], unfinished: int = 0) -> Report:
-    """The report of all that ended."""
-    done = list(ended)
+def report(outcome: Outcome) -> Report:
+    """What became of all requests, in figures."""
+    done = outcome.ended
     ttft = [sequence.first_token_ms - sequence.arrival.at_ms for sequence in done]
     slowdown = sorted(ms / COLD.chunked_ms(one.arrival.prompt_tokens) for ms, one in zip(ttft, done, strict=True))
     tpot = [tpot_ms(sequence) for sequence in done if sequence.arrival.output_tokens > 1]
     prompt = sum(sequence.arrival.prompt_tokens for sequence in done)
-    total = len(done) + unfinished
+    total = len(done) + outcome.shed + outcome.failed
     good = sum(map(is_good, done))
     mean = sum(ttft) / max(len(ttft), 1)
     ttft.sort()
@@ -57,8 +62,29 @@ def report(ended: Iterable[Sequence], unfinished: int = 0) -> Report:
         tpot_p99_ms=quantile(tpot, 0.99),
         slowdown_p50=quantile(slowdown, 0.5),
         slowdown_p99=quantile(slowdown, 0.99),
-        unfinished=unfinished,
+        shed=outcome.shed,
+        failed=outcome.failed,
+        attempts_per_request=outcome.attempts_per_request,
+        spread=spread(outcome),
     )
+
+
+def spread(outcome: Outcome) -> float:
+    """Max / mean over the engines of the work they did, in ms of their own time."""
+    loads = [
+        sum(work_ms(sequence, timing) for sequence in done)
+        for timing, done in zip(outcome.timings, outcome.by_engine, strict=True)
+    ]
+    return max(loads) / max(sum(loads) / len(loads), 1e-9)
+
+
+def work_ms(sequence: Sequence, timing: Timing) -> float:
+    """What a request costs an engine beyond a step's fixed cost: its prefill, and what its tokens' KV adds to each
+    decode step (the slope of the decode time at an empty cache)."""
+    arrival = sequence.arrival
+    tokens = arrival.output_tokens * (arrival.prompt_tokens + arrival.output_tokens / 2)
+    slope_ms = (timing.decode_ms(timing.kv_tokens / 1000) - timing.decode_ms(0)) * 1000 / timing.kv_tokens
+    return timing.chunked_ms(arrival.prompt_tokens - sequence.cached_tokens) + slope_ms * tokens
 
 
 def is_good(sequence: Sequence) -> bool:

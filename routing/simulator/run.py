@@ -1,32 +1,26 @@
-"""A trace through a fleet, with one ingress that sees everything at once. The plain case; faults are elsewhere."""
+"""A trace through a fleet, and what it was like."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
-from collections.abc import Sequence as Many
 
-from routing.simulator.engine import Engine, Rule, first_come
+from routing.simulator.conditions import Conditions
+from routing.simulator.fleet import Fleet, MakeIngress
+from routing.simulator.flight import Outcome
+from routing.simulator.ingress import PeerIngress
 from routing.simulator.policy import Policy
 from routing.simulator.report import Report, report
-from routing.simulator.timing import COLD, Timing
 from routing.simulator.trace import Arrival
 
+IDEAL = Conditions()
+"""Eight engines, one ingress that sees everything as it is, and nothing goes wrong"""
 
-def simulate(
-    arrivals: Iterable[Arrival],
-    policy: Policy,
-    *,
-    timings: Many[Timing] = (COLD,) * 8,
-    rule: Rule = first_come,
-) -> Report:
-    """Every request goes where the policy says, to its end. `arrivals` in order of time; one timing an engine."""
-    engines = [Engine(number, timing, rule) for number, timing in enumerate(timings)]
-    for arrival in arrivals:
-        for engine in engines:
-            engine.advance(arrival.at_ms)
-            engine.sync(arrival.at_ms)
-        engines[policy.choose(arrival, arrival.at_ms, engines)].add(arrival, arrival.at_ms)
-    for engine in engines:
-        engine.advance(math.inf)
-    return report(sequence for engine in engines for sequence in engine.done)
+
+def simulate(arrivals: Iterable[Arrival], policy: Policy, conditions: Conditions = IDEAL) -> Report:
+    """A peer's policy, at every ingress the same object: it holds nothing but a place in a circle and a dice."""
+    return report(run(arrivals, lambda seat: PeerIngress(policy, seat.engines, seat.indexes), conditions))
+
+
+def run(arrivals: Iterable[Arrival], make: MakeIngress, conditions: Conditions = IDEAL) -> Outcome:
+    """Every request to its end, by ingresses that `make` makes."""
+    return Fleet(conditions, make).run(arrivals)

@@ -7,7 +7,7 @@ with p = logical key/value tokens of the decoding sequences / tokens that the ca
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 BLOCK_TOKENS = 64
 """Tokens of one block of the key/value cache"""
@@ -22,6 +22,10 @@ class Timing:
     prefill_speed: float = 1.0
     decode_speed: float = 1.0
     kv_tokens: int = 16_384 * BLOCK_TOKENS
+
+    def faster(self, times: float) -> Timing:
+        """The same, so many times as fast."""
+        return replace(self, prefill_speed=self.prefill_speed * times, decode_speed=self.decode_speed * times)
 
     def prefill_ms(self, tokens: int) -> float:
         """Prefill of so many new tokens in one step; 0 for none."""
