@@ -30,6 +30,8 @@ class Metrics:
         self.retries = Counter("millstream_ingress_retries", "Further attempts", registry=registry)
         # further attempts that the retry budget didn't allow
         self.retries_refused = Counter("millstream_ingress_retries_refused", "Refused attempts", registry=registry)
+        # choices of a shard, by what decided: affinity, loss, weight, local, backup or hashed
+        self.choices = Counter("millstream_ingress_choices", "Choices", ["model", "reason"], registry=registry)
         # requests shed as the snapshot says
         self.shed = Counter("millstream_ingress_shed", "Requests shed", ["model"], registry=registry)
         # Cancels by reason (client_gone, gave_up, moved)

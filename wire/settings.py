@@ -55,6 +55,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     clickhouse: ClickHouse = ClickHouse()
     """as JSON"""
 
+    round_trips_ms: dict[str, float] = {}
+    """between two regions, as JSON: {"eu/us": 90}; what isn't named takes none"""
+
     # ingress
     host: str = "127.0.0.1"
     port: int = 8080
@@ -148,6 +151,13 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         for name in ("port", "metrics_port"):
             if not 0 <= getattr(self, name) <= 65535:
                 raise SettingsError(f"{PREFIX}{name.upper()} is {getattr(self, name)}; a port is from 0 to 65535")
+
+    def trips_ms(self, region: str) -> dict[str, float]:
+        """Round trips from a region to each."""
+        return {
+            other: self.round_trips_ms.get(f"{region}/{other}", self.round_trips_ms.get(f"{other}/{region}", 0.0))
+            for other in self.regions
+        }
 
     @property
     def cluster(self) -> Cluster:
