@@ -38,13 +38,13 @@ class Cache:
 
     def match(self, prefix: Sequence[int]) -> int:
         """Tokens of a prompt's beginning that are held."""
-        held, tokens = self._held, 0
+        get, total = self._held.get, 0
         for piece in prefix:
-            blocks = held.get(piece, 0)
-            tokens += blocks
+            blocks = get(piece, 0)
+            total += blocks
             if blocks < WHOLE:
                 break
-        return tokens * BLOCK_TOKENS
+        return total * BLOCK_TOKENS
 
     def pin(self, pieces: Iterable[int]) -> None:
         """Put held pieces to use."""
@@ -55,47 +55,53 @@ class Cache:
                 del self._idle[piece]
                 self._idle_blocks -= self._held[piece]
 
-    def grow(self, piece: int, blocks: int) -> None:
-        """A pinned piece has `blocks` at least, from now on."""
-        missing = blocks - self._held.get(piece, 0)
-        if missing > 0:
-            self.take(missing)
-            self._held[piece] = blocks
-            if blocks == WHOLE and self.changed is not None:
-                self.changed[piece] = True
-
-    def hold(self, piece: int, blocks: int) -> None:
-        """Pin a piece that may not be there yet."""
-        if piece in self._held:
-            self.pin((piece,))
-        else:
-            self._held[piece] = 0
-            self._pins[piece] = 1
-        self.grow(piece, blocks)
+    def fill(self, prefix: Sequence[int], pinned: int, blocks: int) -> int:
+        """The first blocks of a prompt are computed; its first `pinned` pieces are pinned already. How many are now."""
+        held, pins, changed = self._held, self._pins, self.changed
+        pieces = max(-(-blocks // WHOLE), pinned)
+        first = max(pinned - 1, 0)
+        before = [held.get(piece, 0) for piece in prefix[first:pieces]]
+        for piece, had in zip(prefix[pinned:pieces], before[pinned - first :], strict=True):
+            if had:
+                self.pin((piece,))
+            else:
+                pins[piece] = pins.get(piece, 0) + 1
+        left = blocks - first * WHOLE
+        for piece, had in zip(prefix[first:pieces], before, strict=True):
+            full = left if left < WHOLE else WHOLE
+            left -= WHOLE
+            if full > had:
+                self.take(full - had)
+                held[piece] = full
+                if full == WHOLE and changed is not None:
+                    changed[piece] = True
+        return pieces
 
     def unpin(self, pieces: Sequence[int]) -> None:
         """Take pieces out of use: the last one is the first to go when room is needed."""
+        pins, idle, held = self._pins, self._idle, self._held
         for piece in reversed(pieces):
-            pins = self._pins[piece] - 1
-            if pins:
-                self._pins[piece] = pins
+            left = pins[piece] - 1
+            if left:
+                pins[piece] = left
             else:
-                del self._pins[piece]
-                self._idle[piece] = None
-                self._idle_blocks += self._held[piece]
+                del pins[piece]
+                idle[piece] = None
+                self._idle_blocks += held[piece]
 
     def take(self, blocks: int) -> None:
         """Take blocks out of what is free, giving up idle pieces where there is too little. There must be `room`."""
+        held = self._held
         while self.free < blocks:
             piece = next(iter(self._idle))
-            had = self._held[piece]
-            lost = min(had, blocks - self.free)
+            had, lost = held[piece], blocks - self.free
             if had == WHOLE and piece >= 0 and self.changed is not None:
                 self.changed[piece] = False
-            if lost == had:
-                del self._idle[piece], self._held[piece]
+            if lost >= had:
+                lost = had
+                del self._idle[piece], held[piece]
             else:
-                self._held[piece] = had - lost
+                held[piece] = had - lost
             self._idle_blocks -= lost
             self.free += lost
         self.free -= blocks

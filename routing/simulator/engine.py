@@ -13,7 +13,8 @@ from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Many
 from heapq import heapify, heappop, heappush
 
-from routing.simulator.cache import WHOLE, Cache
+from routing.schedule import TARGETS
+from routing.simulator.cache import Cache
 from routing.simulator.sequence import UNKNOWN, Sequence
 from routing.simulator.timing import BLOCK_TOKENS, CHUNK_TOKENS, Timing
 from routing.simulator.trace import PREFIX_TOKENS, Arrival
@@ -52,9 +53,8 @@ class Engine:
         """decode steps so far"""
         self.kv_tokens = 0
         """logical, of the decoding sequences: what two of them share counts twice"""
-        self.begun: list[Sequence] = []
         self.done: list[Sequence] = []
-        """got their first token, their last token; somebody else clears these"""
+        """got their last token; somebody else clears this"""
         self.busy = False
         self.at_ms = 0.0
         """when the step began that is under way, or the last one ended"""
@@ -91,6 +91,11 @@ class Engine:
         """What those waited for their first token lately who found about as many in flight as there are now."""
         waited_ms, now = self._waited_ms, self.in_flight
         return waited_ms[min(waited_ms, key=lambda beside: abs(beside - now))] if waited_ms else 0.0
+
+    def slacks_ms(self, now_ms: float, tbt_ms: float = TARGETS.tbt_ms) -> list[float]:
+        """How far ahead of their pace its decoding sequences are, as of the last step that was counted."""
+        ahead_ms = tbt_ms * self.steps - now_ms
+        return [ahead_ms - tbt_ms * one.since + one.first_token_ms for one in self.running]
 
     def cached_tokens(self, prefix: Many[int]) -> int:
         """Tokens of a prompt's beginning that the cache holds."""
@@ -151,7 +156,7 @@ class Engine:
         self.queue.clear()
         self.partial, self.running, self._prefilled = [], [], []
         self.cache = Cache(self.cache.blocks)
-        self.begun, self.done, self.busy = [], [], False
+        self.done, self.busy = [], False
         self._span = self.kv_tokens = self._queue_tokens = self._own_blocks = 0
         self._own = 0.0
         return lost
@@ -177,14 +182,21 @@ class Engine:
         self.ends_ms = self.at_ms + self.timing.span_ms(self.kv_tokens, len(self.running), steps)
 
     def _prefill(self) -> int:
-        """Compute what the rule says; how many tokens that is. With nothing to decode, a step is never empty."""
+        """Compute what the rule says; how many tokens that is. With nothing to decode, a step is never empty.
+
+        Where one can't be begun for want of room, none that comes after it is begun either: it would never be its turn.
+        """
         budget, order = self.rule(self)
         if budget <= 0 and not self.running:
             budget = CHUNK_TOKENS
-        left = budget
+        left, admits = budget, True
         for sequence in order:
-            if left <= 0 or not (sequence.started_ms != UNKNOWN or self._admit(sequence)):
+            if left <= 0:
                 break
+            if sequence.started_ms == UNKNOWN:
+                admits = admits and self._admit(sequence)
+                if not admits:
+                    continue
             tokens = min(left, sequence.left_tokens)
             left -= tokens
             self._make_room(tokens // BLOCK_TOKENS + 2)
@@ -222,13 +234,8 @@ class Engine:
     def _compute(self, sequence: Sequence, tokens: int) -> None:
         """The next tokens of a prompt; the blocks that they fill can be found from now on."""
         sequence.computed_tokens += tokens
-        prefix, cache = sequence.arrival.prefix, self.cache
         blocks = min(sequence.computed_tokens, sequence.arrival.prompt_tokens) // BLOCK_TOKENS
-        if sequence.pieces and blocks > (sequence.pieces - 1) * WHOLE:
-            cache.grow(prefix[sequence.pieces - 1], min(blocks - (sequence.pieces - 1) * WHOLE, WHOLE))
-        while sequence.pieces * WHOLE < blocks:
-            cache.hold(prefix[sequence.pieces], min(blocks - sequence.pieces * WHOLE, WHOLE))
-            sequence.pieces += 1
+        sequence.pieces = self.cache.fill(sequence.arrival.prefix, sequence.pieces, blocks)
         if not sequence.left_tokens:
             self._prefilled.append(sequence)
 
@@ -255,7 +262,6 @@ class Engine:
         self.partial.remove(sequence)
         if sequence.first_token_ms == UNKNOWN:
             sequence.first_token_ms = self.ends_ms
-            self.begun.append(sequence)
             waited_ms = self.ends_ms - sequence.queued_ms
             before_ms = self._waited_ms.setdefault(sequence.beside, waited_ms)
             self._waited_ms[sequence.beside] = before_ms + LATELY * (waited_ms - before_ms)
@@ -285,8 +291,9 @@ class Engine:
         """The sequences' own blocks, which no other prompt can use: what is generated, and each one's last block."""
         self._own += blocks
         more = math.ceil(self._own - 1e-6) - self._own_blocks
-        self._own_blocks += more
-        self.cache.take(more)
+        if more:
+            self._own_blocks += more
+            self.cache.take(more)
 
     def _room_for(self, steps: int) -> int:
         """How many of `steps` decode steps there is room for: at least one."""

@@ -104,25 +104,16 @@ class Fleet:
             engine.advance(now_ms)
             if live and now_ms < math.inf:
                 engine.sync(now_ms)
-            if engine.begun:
-                self._begun(engine)
             if engine.done:
                 self._done(engine)
         self._follow(now_ms)
-
-    def _begun(self, engine: Engine) -> None:
-        for running in engine.begun:
-            flight = self._flights.get(running.arrival.number)
-            if flight is not None and flight.running is running:
-                self.ingresses[flight.ingress].first_token(running, engine.number, running.first_token_ms)
-        engine.begun.clear()
 
     def _done(self, engine: Engine) -> None:
         for running in engine.done:
             flight = self._flights.get(running.arrival.number)
             if flight is not None and flight.running is running:
                 del self._flights[running.arrival.number]
-                self.ingresses[flight.ingress].ended(running, engine.number, running.finished_ms)
+                self.ingresses[flight.ingress].ended(running, flight.attempts)
                 back_ms = self._way_ms(flight)
                 running.first_token_ms += back_ms
                 running.finished_ms += back_ms
@@ -170,7 +161,9 @@ class Fleet:
         flight.attempts += 1
         self._flights[flight.arrival.number] = flight
         self._outcome.sends.append((now_ms, engine))
-        sent = Sent(arrival=flight.arrival, engine=engine, ingress=flight.ingress, at_ms=now_ms)
+        sent = Sent(
+            arrival=flight.arrival, engine=engine, ingress=flight.ingress, attempt=flight.attempts, at_ms=now_ms
+        )
         ingress.sent(sent)
         if self._conditions.follow_ms is not None:
             self._told.append(sent)
@@ -208,7 +201,7 @@ class Fleet:
             if not noticed and now_ms - flight.arrival.at_ms <= self._conditions.patience_ms:
                 continue
             del self._orphans[number]
-            ingress.lost(flight.arrival, flight.engine, now_ms)
+            ingress.lost(flight.arrival, flight.attempts, flight.engine, now_ms)
             if noticed and not flight.delivered and ingress.may_retry(now_ms):
                 flight.tried |= {flight.engine}
                 self._send(flight, now_ms)

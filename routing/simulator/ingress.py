@@ -12,7 +12,7 @@ from routing.simulator.trace import Arrival
 
 
 class Ingress:
-    """What the fleet tells an ingress, and asks it. It is told of its own requests' tokens at once."""
+    """What the fleet tells an ingress, and asks it. It is told at once when one of its own requests ends."""
 
     def choose(self, arrival: Arrival, now_ms: float, tried: frozenset[int]) -> int | None:
         """The engine a request goes to, not one that was tried; None: it is shed, with an answer."""
@@ -24,13 +24,10 @@ class Ingress:
     def sent(self, sent: Sent) -> None:
         """A request was sent: by this ingress just now, or by a sibling some time ago."""
 
-    def first_token(self, running: Running, engine: int, now_ms: float) -> None:
-        """One of its own requests got its first token."""
-
-    def ended(self, running: Running, engine: int, now_ms: float) -> None:
+    def ended(self, running: Running, attempt: int) -> None:
         """One of its own requests got its last token."""
 
-    def lost(self, arrival: Arrival, engine: int, now_ms: float) -> None:
+    def lost(self, arrival: Arrival, attempt: int, engine: int, now_ms: float) -> None:
         """One of its own requests is given up there: the engine died under it, or it had to move."""
 
     def may_retry(self, now_ms: float) -> bool:

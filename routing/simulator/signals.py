@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from routing.simulator.engine import Engine
-from routing.simulator.timing import BLOCK_TOKENS
+from routing.simulator.timing import BLOCK_TOKENS, Timing
 from routing.simulator.trace import PREFIX_TOKENS, Arrival
+from routing.slack import standins
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,12 +21,17 @@ class Signal:
     """which of its lives: counts its starts"""
     at_ms: float
     in_flight: int
-    queued: int
-    """not begun"""
+    waiting: int
+    """of these, their prompts not complete"""
     backlog_tokens: int
+    decoding: int
     kv_tokens: int
     used_blocks: int
     ttft_ms: float
+    slacks_ms: tuple[int, ...]
+    """how far ahead of their pace the decoding sequences are: `routing.slack.standins`"""
+    timing: Timing
+    """what the engine has measured its steps to take"""
     computed_tokens: int
     """of prompts, since its start"""
     generated_tokens: int
@@ -45,11 +51,14 @@ def take(engine: Engine, now_ms: float, life: int) -> Signal:
         life=life,
         at_ms=now_ms,
         in_flight=engine.in_flight,
-        queued=len(engine.queue),
+        waiting=len(engine.queue) + len(engine.partial),
         backlog_tokens=engine.backlog_tokens,
+        decoding=len(engine.running),
         kv_tokens=engine.kv_tokens,
         used_blocks=engine.used_blocks,
         ttft_ms=engine.ttft_ms,
+        slacks_ms=standins(engine.slacks_ms(now_ms)),
+        timing=engine.timing,
         computed_tokens=engine.computed_tokens,
         generated_tokens=engine.generated_tokens,
         prefill_ms=engine.prefill_ms,
@@ -65,6 +74,7 @@ class Sent:
     arrival: Arrival
     engine: int
     ingress: int
+    attempt: int
     at_ms: float
 
 

@@ -14,6 +14,9 @@ BLOCK_TOKENS = 64
 CHUNK_TOKENS = 8_192
 """The most tokens in one step"""
 
+SQUARE_MS, LINEAR_MS, STEP_MS = 4.209989e-7, 0.01518344, 16.50142
+"""Prefill: for each token squared, for each token, for the step"""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timing:
@@ -31,7 +34,7 @@ class Timing:
         """Prefill of so many new tokens in one step; 0 for none."""
         if tokens <= 0:
             return 0.0
-        return (4.209989e-7 * tokens * tokens + 0.01518344 * tokens + 16.50142) / self.prefill_speed
+        return (SQUARE_MS * tokens * tokens + LINEAR_MS * tokens + STEP_MS) / self.prefill_speed
 
     def chunked_ms(self, tokens: int) -> float:
         """Prefill of so many new tokens in the fewest steps, with nothing beside it."""
