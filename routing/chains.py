@@ -12,9 +12,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Sequence
 
-import numpy as np
-from numpy.typing import NDArray
-
 HOPE_MS = 10_000.0
 """Prompts wait for a few seconds at most, and engines signal twice a second: what isn't reported by then isn't there"""
 HOPES = 8_192
@@ -71,9 +68,9 @@ class Chains:
                 return depth
         return len(chain)
 
-    def matches(self, chain: Sequence[int], engines: int) -> NDArray[np.float64]:
+    def matches(self, chain: Sequence[int], engines: int) -> list[int]:
         """How many of the chain's first links each of the engines 0 to `engines` − 1 has."""
-        found = np.zeros(engines)
+        found = [0] * engines
         get = self._engines.get
         have = (1 << engines) - 1
         depth = 0
@@ -115,7 +112,7 @@ class Chains:
                 self._engines.pop(link, None)
 
 
-def _mark(found: NDArray[np.float64], engines: int, depth: int) -> None:
+def _mark(found: list[int], engines: int, depth: int) -> None:
     if not depth:
         return
     while engines:

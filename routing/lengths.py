@@ -37,7 +37,7 @@ class Lengths:
         self._counts: Floats = (survive[:-1] - survive[1:]) * PRIOR_WEIGHT
         self._new: list[int] = []
         self.table: Floats = self._tabulate()
-        """at n: the share of answers shorter than n · BUCKET_TOKENS; it ends in ones, twice as long as the histogram"""
+        """at n: the share of answers shorter than n · BUCKET_TOKENS; the last is 1"""
 
     def add(self, tokens: int) -> None:
         """An answer ended after so many tokens."""
@@ -62,4 +62,4 @@ class Lengths:
         middles = (np.arange(BUCKETS) + 0.5) * BUCKET_TOKENS
         self.mean_tokens = float(self._counts @ middles / self._counts.sum())
         shares = np.cumsum(self._counts) / self._counts.sum()
-        return np.concatenate(([0.0], shares, np.ones(BUCKETS)))
+        return np.concatenate(([0.0], shares, [1.0]))

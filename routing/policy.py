@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Literal
@@ -24,9 +24,9 @@ import mmh3
 import numpy as np
 from numpy.typing import NDArray
 
-from routing.board import Board, Candidate, Shard
+from routing.board import Board, Candidate, Mask, Rows, Shard
 from routing.errors import BadSnapshot
-from routing.loss import Floats, expected_loss
+from routing.loss import Floats, own_loss, prefill_ms, rise
 from wire.fleet import Fleet
 from wire.messages import Snapshot
 
@@ -46,13 +46,17 @@ EXCESS_PRICE = 1.0
 """Requests lost that each further share costs: twice what the snapshot allows is as bad as losing this request"""
 TIE = 1e-3
 """Losses that differ by less are equal: a thousandth of a request is below what the estimates mean"""
+TRIED = 16
+"""Engines at which it is weighed what others would lose. An engine with the least sum is rarely far behind in what the
+request itself would lose; it would be among the other 48 of 64 in fewer than one choice of a hundred"""
+MOST = 1e300
+"""Any loss is less"""
 PLANS = 1_024
 """Sets of candidates whose rows are remembered: one a model's version and region"""
 
 Reason = Literal["affinity", "loss", "weight", "local", "backup", "hashed"]
 """least loss, having the prompt's beginning · least loss · equal losses, drawn by weight · least loss, the snapshot
 being stale · another one failed · without any knowledge"""
-Rows = NDArray[np.intp]
 NOTHING: frozenset[Shard] = frozenset()
 
 
@@ -89,17 +93,24 @@ class Choice:
     """of the prompt, thought to be in its cache"""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class _Plan:
     """What follows from candidates and snapshot alone, entry by entry."""
 
+    asked: tuple[Candidate, ...]
+    """what was asked for"""
     candidates: tuple[Candidate, ...]
+    """of these, those that may be weighed"""
     rows: Rows
+    places: NDArray[np.intp]
+    """the same, as numbers"""
     weights: Floats
-    """by the snapshot; 0 where it has no route"""
-    groups: Rows
+    """their shares of one another"""
+    groups: NDArray[np.intp]
     """which region and pool, numbered"""
-    regions: tuple[str, ...]
+    alive: Mask
+    """by the signals so far: `Board.living`"""
+    signals: int
 
 
 class Policy:
@@ -122,85 +133,117 @@ class Policy:
 
     def choose(self, query: Query, now_ms: float, exclude: frozenset[Shard] = NOTHING) -> Choice | None:
         """The shard for a request; None if there is no candidate that isn't excluded."""
-        usable = [c for c in query.candidates if c not in exclude] if exclude else query.candidates
-        if not usable:
+        if not query.candidates or (exclude and exclude.issuperset(query.candidates)):
             return None
         draw = Draw(query.request_id, query.model)
         if self._snapshot is not None:
             plan = self._plan(query.candidates)
-            weighted = plan.weights > 0
-            if (some := self._eligible(query, plan, weighted, exclude)) is not None:
+            if (able := self._able(query, plan, exclude)) is not None:
                 relax = relaxation(now_ms - self._snapshot.created_ms)
                 reason: Reason | None = "backup" if exclude else "local" if relax == 1 else None
-                return self._least(query, plan, _one_group(plan, some, draw), relax, draw, now_ms, reason)
-            heard = self.board.speaks(plan.rows)
-            if (some := self._eligible(query, plan, heard, exclude)) is not None:
-                return self._least(query, plan, some, 1.0, draw, now_ms, "backup")
+                return self._least(query, plan, _one_group(plan, able, draw), relax, draw, now_ms, reason)
+            plan = self._make_plan(query.candidates, dict.fromkeys(self._spoken(query.candidates), 1.0))
+            if (able := self._able(query, plan, exclude)) is not None:
+                return self._least(query, plan, able, 1.0, draw, now_ms, "backup")
         return Choice(*_hashed(query.candidates, exclude, draw), "hashed")
 
-    def _eligible(
-        self, query: Query, plan: _Plan, among: NDArray[np.bool_], exclude: frozenset[Shard]
-    ) -> NDArray[np.intp] | None:
-        """Indices of the candidates that may be chosen; None if there is none."""
+    def _able(self, query: Query, plan: _Plan, exclude: frozenset[Shard]) -> Mask | None:
+        """Which of the plan's candidates may be chosen; None if none may."""
         board, rows = self.board, plan.rows
-        able = among & (board.room(rows) >= query.prompt_tokens + query.answer_tokens)
+        if not plan.candidates:
+            return None
+        if plan.signals != board.signals:
+            plan.alive, plan.signals = board.living(rows, SILENT_MS), board.signals
+        able: Mask = plan.alive & board.takes(rows, query.prompt_tokens + query.answer_tokens)
         if query.residency is not None:
-            able &= np.array([region == query.residency for region in plan.regions])
+            able &= np.array([candidate.fleet.region == query.residency for candidate in plan.candidates])
         if query.features:
             able &= board.offers(rows, query.features)
         if exclude:
             able &= np.array([candidate not in exclude for candidate in plan.candidates])
-        able &= board.living(rows, able, SILENT_MS)
-        found = able.nonzero()[0]
-        return found if len(found) else None
+        return able if able.any() else None
 
     def _least(
-        self, query: Query, plan: _Plan, some: Rows, relax: float, draw: Draw, now_ms: float, reason: Reason | None
+        self, query: Query, plan: _Plan, able: Mask, relax: float, draw: Draw, now_ms: float, reason: Reason | None
     ) -> Choice:
-        """The least loss among `some`; of equal ones, a draw by weight."""
-        board, rows = self.board, plan.rows[some]
-        blocks = board.chains.matches(query.prefix_chain, board.size)[rows]
+        """The least loss; of equal ones, a draw by weight."""
+        board, rows = self.board, plan.rows
+        blocks = np.array(board.chains.matches(query.prefix_chain, board.size))[rows]
         new_tokens = np.maximum(query.prompt_tokens - blocks * board.block_tokens, 1.0)
-        loss = expected_loss(
-            board.state(rows, now_ms),
-            new_tokens=new_tokens,
-            prompt_tokens=query.prompt_tokens,
-            waited_ms=query.waited_ms + board.trips_ms(rows),
-            table=board.lengths.table,
-            targets=board.targets,
-        )
-        weights = _faded(plan.weights[some], relax)
+        weights = _faded(plan.weights, relax) if relax else plan.weights
+        own, others = self._losses(query, plan, new_tokens, now_ms)
         if board.blamed:
-            loss += board.risk(rows, now_ms)
+            own += board.risk(rows, now_ms)
         if relax < 1:
-            loss += (1 - relax) * _excess(board.lately(rows, now_ms), weights)
-        tied = (loss <= loss.min() + TIE).nonzero()[0]
-        best = int(tied[0]) if len(tied) == 1 else int(tied[draw.pick(weights[tied].tolist(), 1)])
+            own += (1 - relax) * _excess(board.lately(rows, now_ms), weights)
+        own[~able] = np.inf
+        some = _promising(own)
+        loss = own[some] + others(some)
+        least = loss.min()
+        tied = some[loss <= least + TIE].tolist()
+        best = tied[0] if len(tied) == 1 else tied[draw.pick([weights.item(n) for n in tied], 1)]
+        cached = query.prompt_tokens - int(new_tokens[best])
         if reason is None:
             reason = "weight" if len(tied) > 1 else "affinity" if 0 < blocks[best] == blocks.max() else "loss"
-        cached = query.prompt_tokens - int(new_tokens[best])
-        fleet, shard = plan.candidates[some[best]]
-        return Choice(fleet, shard, reason, float(loss[best]), cached)
+        fleet, shard = plan.candidates[best]
+        return Choice(fleet, shard, reason, float(least), cached)
+
+    def _losses(
+        self, query: Query, plan: _Plan, new_tokens: Floats, now_ms: float
+    ) -> tuple[Floats, Callable[[NDArray[np.intp]], Floats]]:
+        """The request's own losses at a plan's candidates; and for some of them, what others would lose there."""
+        board = self.board
+        state = board.state(plan.rows, now_ms)
+        prompt_ms, pieces = prefill_ms(state, new_tokens)
+        after_ms = state.decode_ms + state.decode_token_ms * query.prompt_tokens
+        waited_ms = query.waited_ms + board.trips_ms(plan.rows)
+        own = own_loss(
+            state, prompt_ms=prompt_ms, pieces=pieces, after_ms=after_ms, waited_ms=waited_ms, targets=board.targets
+        )
+
+        def others(some: NDArray[np.intp]) -> Floats:
+            crowd = board.crowd(plan.places[some], state.backlog_ms[some], state.gained_ms[some])
+            return rise(
+                crowd,
+                prompt_ms=prompt_ms[some],
+                before_ms=state.decode_ms[some],
+                after_ms=after_ms[some],
+                table=board.lengths.table,
+                targets=board.targets,
+            )
+
+        return own, others
+
+    def _spoken(self, candidates: tuple[Candidate, ...]) -> list[Candidate]:
+        """Those whose engine has been heard."""
+        speaks = self.board.speaks(self.board.rows(candidates))
+        return [candidate for candidate, spoke in zip(candidates, speaks, strict=True) if spoke]
 
     def _plan(self, candidates: tuple[Candidate, ...]) -> _Plan:
         plan = self._plans.get(id(candidates))
-        if plan is None or plan.candidates is not candidates:
+        if plan is None or plan.asked is not candidates:
+            assert self._snapshot is not None
             if len(self._plans) >= PLANS:
                 self._plans.clear()
-            plan = self._plans[id(candidates)] = self._make_plan(candidates)
+            routed = {Candidate(route.fleet, route.shard): route.weight for route in self._snapshot.routes}
+            plan = self._plans[id(candidates)] = self._make_plan(candidates, routed)
         return plan
 
-    def _make_plan(self, candidates: tuple[Candidate, ...]) -> _Plan:
-        assert self._snapshot is not None
-        routed: dict[Shard, float] = {(route.fleet, route.shard): route.weight for route in self._snapshot.routes}
+    def _make_plan(self, asked: tuple[Candidate, ...], routed: Mapping[Candidate, float]) -> _Plan:
+        candidates = tuple(candidate for candidate in asked if routed.get(candidate, 0.0) > 0)
         names = [(fleet.region, fleet.pool) for fleet, _ in candidates]
         numbers = {name: number for number, name in enumerate(dict.fromkeys(names))}
+        weights = np.array([routed[candidate] for candidate in candidates])
+        rows = self.board.rows(candidates)
         return _Plan(
+            asked=asked,
             candidates=candidates,
-            rows=self.board.rows(candidates),
-            weights=np.array([routed.get(candidate, 0.0) for candidate in candidates]),
+            rows=rows,
+            places=np.arange(self.board.size)[rows],
+            weights=weights / weights.sum() if candidates else weights,
             groups=np.array([numbers[name] for name in names], dtype=np.intp),
-            regions=tuple(fleet.region for fleet, _ in candidates),
+            alive=np.zeros(len(candidates), dtype=bool),
+            signals=-1,
         )
 
 
@@ -237,28 +280,37 @@ def _sound(snapshot: Snapshot) -> bool:
     return all(0 <= route.weight < math.inf for route in snapshot.routes)
 
 
-def _one_group(plan: _Plan, some: Rows, draw: Draw) -> Rows:
+def _promising(own: Floats) -> NDArray[np.intp]:
+    """The TRIED with the least losses of their own, those that tie with the last of them, and none that can't be."""
+    if len(own) > TRIED:
+        limit = min(np.partition(own, TRIED - 1).item(TRIED - 1) + TIE, MOST)
+    else:
+        limit = MOST
+    return (own <= limit).nonzero()[0]
+
+
+def _one_group(plan: _Plan, able: Mask, draw: Draw) -> Mask:
     """Those of one region and pool, drawn by weight: how much a pool gets is the snapshot's to say."""
-    groups = plan.groups[some]
-    if (groups == groups[0]).all():
-        return some
-    shares = np.bincount(groups, weights=plan.weights[some])
-    chosen: Rows = some[groups == draw.pick(shares.tolist(), 0)]
-    return chosen
+    groups = plan.groups
+    if groups.max() == 0:
+        return able
+    shares = np.bincount(groups, weights=plan.weights * able)
+    one: Mask = able & (groups == draw.pick(shares.tolist(), 0))
+    return one
 
 
 def _faded(weights: Floats, relax: float) -> Floats:
-    """Shares of one; with `relax` ever more equal."""
-    total = weights.sum()
-    equal = 1 / len(weights)
-    return weights * ((1 - relax) / total) + relax * equal if total > 0 else np.full(len(weights), equal)
+    """Weights that are ever more equal, with `relax`."""
+    return weights * (1 - relax) + relax / len(weights)
 
 
-def _excess(lately: Floats, weights: Floats) -> Floats:
+def _excess(lately: Floats, weights: Floats) -> Floats | float:
     """The price of going clearly over a share: what was sent lately and this request, against the share of it all."""
-    due = weights * (lately.sum() + 1)
-    over = np.maximum(lately - CLEARLY * due - NOISE * np.sqrt(due), 0.0)
-    price: Floats = EXCESS_PRICE * over / (due + 1)
+    due = weights * (float(lately.sum()) + 1)
+    over = lately - CLEARLY * due - NOISE * np.sqrt(due)
+    if over.max() <= 0:
+        return 0.0
+    price: Floats = EXCESS_PRICE * np.maximum(over, 0.0) / (due + 1)
     return price
 
 

@@ -58,7 +58,7 @@ class Ingress:
     """A policy and its board: `pick` asks, `send` asks and sends."""
 
     def __init__(self, *signals: EngineSignal, snapshot: Snapshot | None = None, **board: Any) -> None:
-        self.board = Board(**({"travel_ms": 0.0} | board))
+        self.board = Board(**({"travel_ms": 1.0} | board))
         self.policy = Policy(self.board)
         self.policy.follow(snapshot)
         self.hear(*signals)

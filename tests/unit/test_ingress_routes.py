@@ -158,9 +158,11 @@ def test_an_engine_that_changes_its_primary_is_known_once() -> None:
     w = World()
     w.hear(shards=(0,))
     w.hear(shards=(1, 0))
-    w.hear(shards=())
     board = w.router.policy(MODEL).board
-    assert board.speaks(board.rows((A, B))).tolist() == [False, True]
+    rows = board.rows((A, B))
+    assert board.living(rows, 1_000).tolist() == [False, True]
+    w.hear(shards=())
+    assert board.living(rows, 1_000).tolist() == [False, False]
 
 
 def test_what_siblings_sent_counts_until_their_engines_know_it() -> None:

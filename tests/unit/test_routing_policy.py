@@ -233,7 +233,7 @@ def test_a_hot_prefix_spreads_when_its_engine_is_busy() -> None:
     ingress = Ingress(*engines, snapshot=equal(places))
     counts = Counter(ingress.send(n, places, prompt_tokens=600, prefix_chain=CHAIN).shard for n in range(200))
     assert len(counts) == 4
-    assert counts[0] == max(counts.values()) <= 100
+    assert max(counts.values()) <= 1.5 * 200 / 4
 
 
 def test_who_was_sent_a_prompt_is_hoped_to_have_it() -> None:
