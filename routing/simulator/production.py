@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from routing.board import Board, Candidate
 from routing.budget import RetryBudget
 from routing.policy import SILENT_MS, Policy, Query
@@ -127,17 +125,17 @@ class ProductionIngress(Ingress):
             self.board.told((told,), sent.at_ms)
 
     def ended(self, running: Sequence, attempt: int) -> None:
-        self.board.ended((str(running.arrival.number), attempt))
+        self.board.ended((str(running.arrival.number), attempt), "answered", running.finished_ms)
         self.board.lengths.add(running.arrival.output_tokens)
 
     def lost(self, arrival: Arrival, attempt: int, engine: int, now_ms: float) -> None:
-        self.board.ended((str(arrival.number), attempt))
+        self.board.ended((str(arrival.number), attempt), "timed_out", now_ms)
 
     def may_retry(self, now_ms: float) -> bool:
         return self._budget.try_retry(now_ms)
 
     def silent(self, now_ms: float) -> frozenset[int]:
-        living = self.board.living(self._rows, np.ones(len(self._rows), dtype=bool), SILENT_MS)
+        living = self.board.living(self._rows, SILENT_MS)
         return frozenset((~living).nonzero()[0].tolist())
 
     def _follow(self, now_ms: float) -> None:
