@@ -142,6 +142,8 @@ class Run:
     def start(self, target: Target) -> None:
         """Send the first attempt."""
         self._demand.requests += 1
+        self._demand.prompt_tokens += estimated_tokens(self._request)
+        self._demand.priorities[self._request.priority] += 1
         self._do(self._life.start(self._now(), target))
 
     def entries(self, now_ms: float, entries: Sequence[Entry]) -> None:

@@ -464,6 +464,9 @@ class DemandSignal(Message, frozen=True, kw_only=True):
     at_ms: int
     requests_per_s: float | None = None
     tokens_per_s: float | None = None
+    prompt_tokens_per_s: float | None = None
+    priorities: dict[str, float] = {}
+    """requests a second by priority, as a decimal string"""
     accept: Sketch = Sketch()
     """produce → Accepted"""
     failures: int = 0
@@ -504,6 +507,8 @@ class Route(Value, frozen=True, kw_only=True):
     free_slots: int | None = None
     prefill_tokens_per_s: float | None = None
     decode_tokens_per_s: float | None = None
+    capacity: float | None = None
+    """requests a second, as they are now"""
     penalty: float = 0.0
 
 
@@ -520,6 +525,8 @@ class Snapshot(Message, frozen=True, kw_only=True):
     """fraction that goes to the CPU pool"""
     shed: dict[str, float] = {}
     """priority as a decimal string → fraction to refuse"""
+    demand: float | None = None
+    """requests a second from the region"""
     shadow_prices: dict[str, float] = {}
     ttft: Sketch = Sketch()
     tbt: Sketch = Sketch()

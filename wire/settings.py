@@ -152,6 +152,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             if not 0 <= getattr(self, name) <= 65535:
                 raise SettingsError(f"{PREFIX}{name.upper()} is {getattr(self, name)}; a port is from 0 to 65535")
 
+    def between_ms(self) -> dict[tuple[str, str], float]:
+        """Round trips between regions, as pairs."""
+        return {(one, other): ms for pair, ms in self.round_trips_ms.items() for one, _, other in [pair.partition("/")]}
+
     def trips_ms(self, region: str) -> dict[str, float]:
         """Round trips from a region to each."""
         return {

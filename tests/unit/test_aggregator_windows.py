@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from routing_world import MODEL, NOW_MS, signal
 
@@ -210,6 +210,7 @@ def test_a_broken_sketch_is_refused_whole(world: World) -> None:
         max_size=40,
     )
 )
+@settings(deadline=None)
 def test_whatever_is_said_snapshots_can_be_followed(said: list[tuple[EngineSignal | DemandSignal, int]]) -> None:
     world, version = World(), -1
     for one, after_ms in said:
