@@ -11,7 +11,7 @@ from ingress.endings import NATURAL, shed
 from ingress.life import Target
 from ingress.metrics import Metrics
 from routing.board import Board
-from routing.budget import RetryBudget
+from routing.budget import RetryBudget, ratio_at
 from routing.errors import BadSnapshot
 from routing.penalties import Outcome
 from routing.policy import Policy, Query, check
@@ -69,6 +69,8 @@ class Router:
         self._heard_ms: float = -ENGINE_HEARD_MS
         """when a ready engine measured its latest signal"""
         self._budget = RetryBudget(now_ms=clock.monotonic_ms())
+        self._priced: Snapshot | None = None
+        """the snapshot that the budget was tightened by"""
 
     def heard(self, signal: EngineSignal | DemandSignal, record: Record) -> None:
         """Take a record of the signals topic."""
@@ -88,6 +90,7 @@ class Router:
         """The first attempt's target. ApiError 503 if the snapshot says to shed this request."""
         snapshot = self._weights.snapshots.get(request.model)
         if snapshot is not None:
+            self._tighten(snapshot)
             share = snapshot.shed.get(str(request.priority), 0.0)
             if share > 0 and mmh3.hash(request.request_id, seed=2, signed=False) / 2**32 < share:
                 self._metrics.shed.labels(request.model).inc()
@@ -136,6 +139,15 @@ class Router:
             board = Board(block_tokens=BLOCK_CHARS // CHARS_PER_TOKEN, trips_ms=self._trips_ms)
             policy = self._policies[model] = Policy(board)
         return policy
+
+    def _tighten(self, snapshot: Snapshot) -> None:
+        """The retries that there may be, by the latest prices: one budget, whatever the model."""
+        if snapshot is not self._priced:
+            self._priced = snapshot
+            prices = snapshot.shadow_prices
+            refusing = any(share > 0 for share in snapshot.shed.values())
+            ratio = ratio_at(prices.get("latency_ms"), prices.get("request_ms"), refusing=refusing)
+            self._budget.tighten(ratio)
 
     def _choose(self, request: Request, candidates: tuple[Target, ...], tried: frozenset[Target]) -> Target | None:
         policy, now_ms = self.policy(request.model), self._clock.now_ms()
