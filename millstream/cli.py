@@ -219,14 +219,24 @@ def bench_pipeline(count: int, output: Path | None, as_json: bool) -> None:
 
 
 @bench.command("routing")
-@click.option("--policies", help="Only these, separated by commas. [default: all]")
-@click.option("--speed", "speeds", type=float, multiple=True, help="Only this speed of the trace; may be repeated.")
+@click.option("--section", "sections", multiple=True, help="Only this part; may be repeated. [default: all]")
+@click.option("--policy", "policies", multiple=True, help="Only this policy; may be repeated. [default: all]")
+@click.option("--quick", is_flag=True, help="Only the beginning of each trace.")
+@click.option("--peers", is_flag=True, help="Run the real router of ai-dynamo, too, in an environment of its own.")
+@click.option("--output", type=click.Path(path_type=Path, file_okay=False), help="Write figures and charts here.")
 @_json
-def bench_routing(policies: str | None, speeds: tuple[float, ...], as_json: bool) -> None:
-    """Compare routing policies in virtual time, on traces of real traffic."""
+def bench_routing(
+    sections: tuple[str, ...],
+    policies: tuple[str, ...],
+    quick: bool,
+    peers: bool,
+    output: Path | None,
+    as_json: bool,
+) -> None:
+    """Compare ways to route in virtual time, on traces of real traffic. Starts no stack."""
     from millstream.bench import routing
 
-    found = list(routing.rows(policies.split(",") if policies else routing.POLICIES, speeds or routing.SPEEDS))
+    found = routing.measure(sections, policies, quick=quick, peers=peers, output=output, say=_say)
     click.echo(routing.as_json(found) if as_json else routing.as_text(found))
 
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
+from statistics import fmean, pstdev
 
 from routing.simulator.flight import Outcome
 from routing.simulator.sequence import Sequence
 from routing.simulator.timing import COLD, Timing
 
+WINDOW_MS = 10_000.0
 TTFT_MS, TPOT_MS = 2_000.0, 25.0
 """A request is good if its first token came within the one, and the others within the other on the average"""
 
@@ -37,6 +39,8 @@ class Report:
     """sends for each request that wasn't shed"""
     spread: float
     """the busiest engine's work next to the mean: 1 is even"""
+    swing: float
+    """how an engine's share of the requests varies from window to window: standard deviation / mean"""
 
 
 def report(outcome: Outcome) -> Report:
@@ -66,7 +70,24 @@ def report(outcome: Outcome) -> Report:
         failed=outcome.failed,
         attempts_per_request=outcome.attempts_per_request,
         spread=spread(outcome),
+        swing=swing(shares(outcome)),
     )
+
+
+def shares(outcome: Outcome, window_ms: float = WINDOW_MS) -> list[list[float]]:
+    """Window by window each engine's share of the requests that were sent in it."""
+    engines = len(outcome.by_engine)
+    counts: dict[int, list[int]] = {}
+    for at_ms, engine in outcome.sends:
+        counts.setdefault(int(at_ms // window_ms), [0] * engines)[engine] += 1
+    return [[count / sum(counts[window]) for count in counts[window]] for window in sorted(counts)]
+
+
+def swing(windows: Many[Many[float]]) -> float:
+    """The mean over engines of the standard deviation of their shares, next to an even share. 0 of none."""
+    if not windows:
+        return 0.0
+    return fmean(pstdev(engine) for engine in zip(*windows, strict=True)) * len(windows[0])
 
 
 def spread(outcome: Outcome) -> float:
