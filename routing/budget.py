@@ -20,8 +20,8 @@ def ratio_at(latency_ms: float | None, request_ms: float | None, *, refusing: bo
     """The ratio that a snapshot's prices allow: RATIO while half of the capacity is free, then ever less.
 
     `latency_ms` ÷ `request_ms`, what a request takes by what one more costs in all, is the share of capacity that is
-    free, where latency is 1 ÷ (1 − load) and so one more costs 1 ÷ (1 − load)². While requests are refused a retry takes
-    another's place: then there are none but the reserve.
+    free, where latency is 1 ÷ (1 − load) and so one more costs 1 ÷ (1 − load)². While requests are refused a retry
+    takes another's place: then there are none but the reserve.
     """
     if refusing:
         return 0.0

@@ -62,6 +62,8 @@ class Targets:
 TARGETS = Targets()
 PRESSING_MS = 300.0
 """A prompt that could wait this much longer already presses: what joins its step, and its own cost, are estimates"""
+STARVED_MS = 10_000.0
+"""A prompt that is late by more comes first after all: nobody waits for ever behind those that may still be in time"""
 LATE_MS = -100.0
 """A prompt that is late by more can't be saved, so it doesn't press any more"""
 
@@ -93,9 +95,16 @@ def laxity_ms(waiting: Waiting, cost: PrefillCost, step_tokens: int) -> float:
 
 def order(waiting: Sequence[Waiting], cost: PrefillCost, step_tokens: int) -> list[int]:
     """Indices in the order in which prompts should be computed: least laxity first, so of a burst the longest. Those
-    that are late whatever happens come last, first come first served: they must not make others late too."""
-    laxities = [laxity_ms(each, cost, step_tokens) for each in waiting]
-    return sorted(range(len(waiting)), key=lambda n: (laxities[n] < 0, laxities[n] if laxities[n] >= 0 else 0.0))
+    that are late whatever happens come last, first come first served: they must not make others late too, until they
+    would starve."""
+
+    def turn(n: int) -> tuple[int, float]:
+        laxity = laxity_ms(waiting[n], cost, step_tokens)
+        if laxity >= 0:
+            return 1, laxity
+        return (0 if waiting[n].due_in_ms < -STARVED_MS else 2), 0.0
+
+    return sorted(range(len(waiting)), key=turn)
 
 
 def prefill_tokens(

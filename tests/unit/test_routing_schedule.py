@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from routing.schedule import (
     LATE_MS,
     PRESSING_MS,
+    STARVED_MS,
     Limits,
     PrefillCost,
     Targets,
@@ -84,6 +85,10 @@ def test_when_decoding_alone_is_too_slow_waiting_would_gather_nothing() -> None:
 def test_of_a_burst_the_longest_prompt_goes_first_and_a_lost_one_last() -> None:
     burst = [prompt(500), prompt(9_000), prompt(4_000), prompt(20_000, 10), prompt(100, -5)]
     assert order(burst, COST, 8_000) == [1, 2, 0, 3, 4]
+
+
+def test_a_prompt_that_is_late_waits_behind_those_in_time_but_not_for_ever() -> None:
+    assert order([prompt(500), prompt(500, -1), prompt(500, -STARVED_MS - 1)], COST, 8_000) == [2, 0, 1]
 
 
 def test_an_earlier_prompt_goes_before_a_later_one_of_its_length() -> None:
