@@ -17,6 +17,7 @@ Pure; the simulator and `workers.engine.scheduler` use the same functions.
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -36,12 +37,12 @@ class PrefillCost:
         return self.fixed_ms + (self.token_ms + self.square_ms * tokens) * tokens if tokens > 0 else 0.0
 
     def tokens(self, ms: float) -> int:
-        """The longest piece that takes no longer than this: the positive root of `ms`."""
+        """The longest piece that takes no longer than this: the positive root of `ms`. Where tokens cost nothing, any."""
         over_ms = ms - self.fixed_ms
         if over_ms <= 0:
             return 0
-        root = math.sqrt(self.token_ms**2 + 4 * self.square_ms * over_ms)
-        return math.floor(2 * over_ms / (self.token_ms + root))
+        slope_ms = self.token_ms + math.sqrt(self.token_ms**2 + 4 * self.square_ms * over_ms)
+        return math.floor(2 * over_ms / slope_ms) if slope_ms > 0 else sys.maxsize
 
     def all_ms(self, tokens: float, piece_tokens: int) -> float:
         """Of a prompt, computed in pieces."""

@@ -104,6 +104,7 @@ def test_as_many_tokens_as_fit_a_time(tokens: int) -> None:
     for cost in (COST, CURVED):
         assert tokens - 1 <= cost.tokens(cost.ms(tokens)) <= tokens
     assert COST.tokens(COST.fixed_ms) == 0
+    assert PrefillCost(fixed_ms=10.0, token_ms=0.0).tokens(11) >= tokens
 
 
 @given(
