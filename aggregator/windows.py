@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from aggregator.traffic import Asked
 from routing import sketch
+from routing.earlier import Feedback, reweighed
 from routing.penalties import Penalty, grown, penalty_at
 from routing.plan import NO_NETWORK, EngineView, Network, Plan, plan
 from routing.profile import UNMEASURED, Profile, learn
@@ -59,9 +60,13 @@ class Bucket:
 class Windows:
     """Everything control knows. It is rebuilt from a few seconds of signals, so it is stored nowhere."""
 
-    def __init__(self, network: Network = NO_NETWORK) -> None:
+    def __init__(self, network: Network = NO_NETWORK, feedback: Feedback | None = None) -> None:
+        """`feedback`: sets the engines' weights instead of the optimizer."""
         self._network = network
+        self._feedback = feedback
         self._asked = Asked()
+        self._weights: dict[str, float] = {}
+        """by engine: the feedback's"""
         self._plans: dict[str, dict[str, Plan]] = {}
         """by model and region, the latest"""
         self._engines: dict[tuple[str, str], Engine] = {}
@@ -102,6 +107,8 @@ class Windows:
         engines, regions = self.engines(), list(regions)
         self._forget(now_ms)
         self._asked.forget(self._time_ms)
+        if self._feedback is not None:
+            self._weights = self._feedback.weights(engine.signal.engine for engine in engines)
         return [snapshot for model in sorted(self._models) for snapshot in self._of(model, regions, engines, now_ms)]
 
     def _of(self, model: str, regions: list[str], engines: list[Engine], now_ms: int) -> Iterable[Snapshot]:
@@ -120,7 +127,7 @@ class Windows:
             region=region,
             version=self._offset,
             created_ms=now_ms,
-            routes=made.routes,
+            routes=made.routes if self._feedback is None else reweighed(made.routes, self._weights),
             fallback=made.fallback,
             shed={str(priority): share for priority, share in made.shed.items()},
             demand=made.demand,
@@ -149,6 +156,8 @@ class Windows:
         profile = learn(before.profile if before is not None else UNMEASURED, signal)
         self._engines[name] = Engine(signal, self._time_ms, profile)
         self._bucket(signal.model, now_ms).add_engine(signal)
+        if self._feedback is not None:
+            self._feedback.heard(signal)
         if signal.errors > 0:
             blame = signal.errors / max(signal.finished, signal.errors)
             self._penalties[signal.engine] = grown(self._penalties.get(signal.engine, Penalty()), blame, now_ms)

@@ -57,9 +57,16 @@ class Router:
     """Chooses targets, and knows what was sent: by this ingress, and by the others of its region."""
 
     def __init__(
-        self, weights: Weights, incarnation: str, metrics: Metrics, clock: Clock, trips_ms: Mapping[str, float]
+        self,
+        weights: Weights,
+        incarnation: str,
+        metrics: Metrics,
+        clock: Clock,
+        trips_ms: Mapping[str, float],
+        policy: type[Policy] = Policy,
     ) -> None:
         """`incarnation`: this ingress's, whose own dispatches are known already. `trips_ms`: to other regions."""
+        self._policy = policy
         self._weights = weights
         self._incarnation = incarnation
         self._metrics = metrics
@@ -137,7 +144,7 @@ class Router:
         policy = self._policies.get(model)
         if policy is None:
             board = Board(block_tokens=BLOCK_CHARS // CHARS_PER_TOKEN, trips_ms=self._trips_ms)
-            policy = self._policies[model] = Policy(board)
+            policy = self._policies[model] = self._policy(board)
         return policy
 
     def _tighten(self, snapshot: Snapshot) -> None:

@@ -22,6 +22,8 @@ from ingress.replies import Replies
 from ingress.router import Router, Weights
 from ingress.sender import Sender
 from ingress.views import Views
+from routing.earlier import EarlierPolicy
+from routing.policy import Policy
 from wire import ids
 from wire.bus import Bus, Producer
 from wire.clock import Clock
@@ -166,7 +168,8 @@ async def build(settings: Settings, buses: Mapping[str, Bus], clock: Clock) -> I
     reply = ReplyTo(region=settings.region, slot=settings.slot, incarnation=ids.incarnation(clock.now_ms()))
     metrics = Metrics()
     weights = Weights(reply.region)
-    router = Router(weights, reply.incarnation, metrics, clock, settings.trips_ms(reply.region))
+    policy = EarlierPolicy if settings.routing_policy == "earlier" else Policy
+    router = Router(weights, reply.incarnation, metrics, clock, settings.trips_ms(reply.region), policy)
     leader = await bus.producer(acks="leader", client_id="ingress-signals")
     requests = {region: await other.producer(client_id="ingress-requests") for region, other in buses.items()}
     dead = dead_letters(leader, f"ingress/{reply.slot}", clock)

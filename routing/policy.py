@@ -94,8 +94,8 @@ class Choice:
 
 
 @dataclass(slots=True, kw_only=True)
-class _Plan:
-    """What follows from candidates and snapshot alone, entry by entry."""
+class Plan:
+    """The engines to choose among: what follows from candidates and snapshot alone, entry by entry."""
 
     asked: tuple[Candidate, ...]
     """what was asked for"""
@@ -121,7 +121,7 @@ class Policy:
         self._followed: Snapshot | None = None
         self._snapshot: Snapshot | None = None
         """the followed one, if it is sound"""
-        self._plans: dict[int, _Plan] = {}
+        self._plans: dict[int, Plan] = {}
 
     def follow(self, snapshot: Snapshot | None) -> None:
         """The weights to keep to from now on. One with a weight that is negative or no number counts as none."""
@@ -147,7 +147,7 @@ class Policy:
                 return self._least(query, plan, able, 1.0, draw, now_ms, "backup")
         return Choice(*_hashed(query.candidates, exclude, draw), "hashed")
 
-    def _able(self, query: Query, plan: _Plan, exclude: frozenset[Shard]) -> Mask | None:
+    def _able(self, query: Query, plan: Plan, exclude: frozenset[Shard]) -> Mask | None:
         """Which of the plan's candidates may be chosen; None if none may."""
         board, rows = self.board, plan.rows
         if not plan.candidates:
@@ -164,7 +164,7 @@ class Policy:
         return able if able.any() else None
 
     def _least(
-        self, query: Query, plan: _Plan, able: Mask, relax: float, draw: Draw, now_ms: float, reason: Reason | None
+        self, query: Query, plan: Plan, able: Mask, relax: float, draw: Draw, now_ms: float, reason: Reason | None
     ) -> Choice:
         """The least loss; of equal ones, a draw by weight."""
         board, rows = self.board, plan.rows
@@ -189,7 +189,7 @@ class Policy:
         return Choice(fleet, shard, reason, float(least), cached)
 
     def _losses(
-        self, query: Query, plan: _Plan, new_tokens: Floats, now_ms: float
+        self, query: Query, plan: Plan, new_tokens: Floats, now_ms: float
     ) -> tuple[Floats, Callable[[NDArray[np.intp]], Floats]]:
         """The request's own losses at a plan's candidates; and for some of them, what others would lose there."""
         board = self.board
@@ -219,7 +219,7 @@ class Policy:
         speaks = self.board.speaks(self.board.rows(candidates))
         return [candidate for candidate, spoke in zip(candidates, speaks, strict=True) if spoke]
 
-    def _plan(self, candidates: tuple[Candidate, ...]) -> _Plan:
+    def _plan(self, candidates: tuple[Candidate, ...]) -> Plan:
         plan = self._plans.get(id(candidates))
         if plan is None or plan.asked is not candidates:
             assert self._snapshot is not None
@@ -229,13 +229,13 @@ class Policy:
             plan = self._plans[id(candidates)] = self._make_plan(candidates, routed)
         return plan
 
-    def _make_plan(self, asked: tuple[Candidate, ...], routed: Mapping[Candidate, float]) -> _Plan:
+    def _make_plan(self, asked: tuple[Candidate, ...], routed: Mapping[Candidate, float]) -> Plan:
         candidates = tuple(candidate for candidate in asked if routed.get(candidate, 0.0) > 0)
         names = [(fleet.region, fleet.pool) for fleet, _ in candidates]
         numbers = {name: number for number, name in enumerate(dict.fromkeys(names))}
         weights = np.array([routed[candidate] for candidate in candidates])
         rows = self.board.rows(candidates)
-        return _Plan(
+        return Plan(
             asked=asked,
             candidates=candidates,
             rows=rows,
@@ -289,7 +289,7 @@ def _promising(own: Floats) -> NDArray[np.intp]:
     return (own <= limit).nonzero()[0]
 
 
-def _one_group(plan: _Plan, able: Mask, draw: Draw) -> Mask:
+def _one_group(plan: Plan, able: Mask, draw: Draw) -> Mask:
     """Those of one region and pool, drawn by weight: how much a pool gets is the snapshot's to say."""
     groups = plan.groups
     if groups.max() == 0:

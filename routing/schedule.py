@@ -37,7 +37,7 @@ class PrefillCost:
         return self.fixed_ms + (self.token_ms + self.square_ms * tokens) * tokens if tokens > 0 else 0.0
 
     def tokens(self, ms: float) -> int:
-        """The longest piece that takes no longer than this: the positive root of `ms`. Where tokens cost nothing, any."""
+        """The longest piece that takes no longer: the positive root of `ms`; any where tokens cost nothing."""
         over_ms = ms - self.fixed_ms
         if over_ms <= 0:
             return 0

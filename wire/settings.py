@@ -58,6 +58,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     round_trips_ms: dict[str, float] = {}
     """between two regions, as JSON: {"eu/us": 90}; what isn't named takes none"""
 
+    routing_policy: str = "marginal"
+    """marginal: least expected loss within the optimizer's weights; earlier: hashing by a feedback loop's weights"""
+
     # ingress
     host: str = "127.0.0.1"
     port: int = 8080
@@ -142,6 +145,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             )
         if self.engine_kind not in ("torch", "simulated"):
             raise SettingsError(f"{PREFIX}ENGINE_KIND is {self.engine_kind!r}; use torch or simulated")
+        if self.routing_policy not in ("marginal", "earlier"):
+            raise SettingsError(f"{PREFIX}ROUTING_POLICY is {self.routing_policy!r}; use marginal or earlier")
         if self.pool not in ("gpu", "cpu"):
             raise SettingsError(f"{PREFIX}POOL is {self.pool!r}; use gpu or cpu")
         if not 0 <= self.slot < self.slots:
