@@ -58,8 +58,7 @@ class Chains:
 
     def forget(self, engine: int) -> None:
         """An engine began a new life: it has nothing."""
-        self._hoped.pop(engine, None)
-        self._drop(engine, set(self._reported.pop(engine, ())))
+        self._clear(engine, self._reported.pop(engine, set()).union(self._hoped.pop(engine, ())))
 
     def match(self, engine: int, chain: Sequence[int]) -> int:
         """How many of the chain's first links one engine has."""

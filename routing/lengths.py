@@ -61,5 +61,5 @@ class Lengths:
     def _tabulate(self) -> Floats:
         middles = (np.arange(BUCKETS) + 0.5) * BUCKET_TOKENS
         self.mean_tokens = float(self._counts @ middles / self._counts.sum())
-        shares = np.cumsum(self._counts) / self._counts.sum()
+        shares = np.minimum(np.cumsum(self._counts) / self._counts.sum(), 1.0)
         return np.concatenate(([0.0], shares, [1.0]))
