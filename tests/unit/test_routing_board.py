@@ -113,6 +113,9 @@ def test_an_engine_that_changes_its_primary_leaves_its_row_to_others() -> None:
     mine.heard(signal(0, engine="z"))
     mine.heard(signal(1, engine="y"))
     assert mine.living(mine.rows([A, B]), 1_000).tolist() == [True, True], "the shard of z is not y's to take away"
+    mine.heard(signal(engine="y", shards=()))
+    mine.heard(signal(engine="new", shards=()))
+    assert mine.living(mine.rows([A, B]), 1_000).tolist() == [True, False]
 
 
 def test_a_prompt_that_is_cached_costs_its_last_token() -> None:

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from routing import optimizer
 from routing.curve import Curve
 from routing.optimizer import HEADROOM, Group, Problem, Solution, solve
 
@@ -92,6 +93,11 @@ def test_two_epochs_after_a_step_in_demand_it_is_at_the_optimum() -> None:
         before = solve(three(queue, demand=demand, before=shares, move_ms=1.0))
     for pair, value in after.flows.items():
         assert before.flows.get(pair, 0.0) == pytest.approx(value, abs=0.01 * 250)
+
+
+def test_tangents_that_never_agree_end_after_some_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(optimizer, "ROUNDS", 1)
+    assert solve(three(queue)).latency_ms == pytest.approx(100.2, rel=0.05)
 
 
 def test_a_region_without_demand_needs_nothing() -> None:

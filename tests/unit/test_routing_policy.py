@@ -215,6 +215,21 @@ def test_a_full_engine_makes_a_request_wait_for_a_slot() -> None:
     assert shares(50, places, Ingress(full, roomy, snapshot=equal(places))) == {1: 50}
 
 
+def test_among_many_engines_the_best_is_found_and_equal_ones_share() -> None:
+    places = candidates(64)
+    equal_ones = Ingress(*idle(64), snapshot=equal(places))
+    assert len(shares(1_000, places, equal_ones, prompt_tokens=500)) == 64
+    one_free = [signal(n, step=STEP, queued_requests=n != 41, queued_tokens=(n != 41) * 20_000) for n in range(64)]
+    assert shares(20, places, Ingress(*one_free, snapshot=equal(places)), prompt_tokens=500) == {41: 20}
+    # the least of its own loss is where others would lose most: it is the shortest queue, of choices without any slack
+    engines = [
+        signal(n, step=STEP, running=30, slacks_ms=(0,) if n < 8 else (9_000,), queued_tokens=0 if n < 8 else 50)
+        for n in range(64)
+    ]
+    chosen = shares(20, places, Ingress(*engines, snapshot=equal(places)), prompt_tokens=60_000)
+    assert min(chosen) >= 8
+
+
 # ---------------------------------------------------------------- prefixes
 
 
