@@ -108,7 +108,7 @@ def as_text(figures: Figures) -> str:
 
 def as_markdown(figures: Figures) -> str:
     """For docs/benchmarks.md: the same tables."""
-    tables = [
+    tables: list[tuple[str, Sequence[str], Iterable[Sequence[str]]]] = [
         (f"{section}: {scenario}", _HEAD, map(_cells, group)) for section, scenario, group in _groups(figures.rows)
     ]
     if figures.real:

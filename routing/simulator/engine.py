@@ -63,8 +63,13 @@ class Engine:
         self.busy_ms = 0.0
         self.computed_tokens = self.generated_tokens = 0
         """of prompts, of answers"""
+        self.token_ms = 0.0
+        """the time between tokens, summed over them"""
         self.prefill_ms = 0.0
         """spent on prompts"""
+        self.ended = 0
+        self.ttfts_ms: list[float] = []
+        """of those that got their first token here; somebody else clears this"""
         self._waited_ms: dict[int, float] = {}
         self._queue_tokens = 0
         self._prefilled: list[Sequence] = []
@@ -138,7 +143,7 @@ class Engine:
             ended = self.timing.steps_within(self.kv_tokens, len(self.running), self._span, now_ms - self.at_ms)
             if ended:
                 spent_ms = self.timing.span_ms(self.kv_tokens, len(self.running), ended)
-                self._count(ended)
+                self._count(ended, spent_ms)
                 self._span -= ended
                 self.busy_ms += spent_ms
                 self.at_ms += spent_ms
@@ -241,17 +246,19 @@ class Engine:
 
     def _end(self) -> None:
         self.busy = False
-        self.busy_ms += self.ends_ms - self.at_ms
+        spent_ms = self.ends_ms - self.at_ms
+        self.busy_ms += spent_ms
         self.at_ms = self.ends_ms
         if self._span:
-            self._count(self._span)
+            self._count(self._span, spent_ms)
         for sequence in self._prefilled:
             self._first_token(sequence)
         while self.running and self.running[0].finish_at <= self.steps:
             self._finish(heappop(self.running))
 
-    def _count(self, steps: int) -> None:
-        """So many decode steps have ended."""
+    def _count(self, steps: int, spent_ms: float) -> None:
+        """So many decode steps have ended, in this time."""
+        self.token_ms += spent_ms * len(self.running)
         tokens = steps * len(self.running)
         self.steps += steps
         self.kv_tokens += tokens
@@ -263,6 +270,7 @@ class Engine:
         if sequence.first_token_ms == UNKNOWN:
             sequence.first_token_ms = self.ends_ms
             waited_ms = self.ends_ms - sequence.queued_ms
+            self.ttfts_ms.append(waited_ms)
             before_ms = self._waited_ms.setdefault(sequence.beside, waited_ms)
             self._waited_ms[sequence.beside] = before_ms + LATELY * (waited_ms - before_ms)
         generated = sequence.generated_tokens + 1
@@ -279,6 +287,7 @@ class Engine:
         spent = (arrival.prompt_tokens % BLOCK_TOKENS + arrival.output_tokens) // BLOCK_TOKENS
         self.cache.take(spent)
         self.cache.leave(spent)
+        self.ended += 1
         self.done.append(sequence)
 
     def _leave(self, sequence: Sequence, generated: int) -> None:

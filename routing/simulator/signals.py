@@ -33,10 +33,17 @@ class Signal:
     timing: Timing
     """what the engine has measured its steps to take"""
     computed_tokens: int
-    """of prompts, since its start"""
-    generated_tokens: int
+    """of prompts, ever"""
     prefill_ms: float
     """spent on them"""
+    generated_tokens: int
+    """ever"""
+    token_ms: float
+    """the time between them, summed"""
+    ended: int
+    """requests, ever"""
+    ttfts_ms: tuple[float, ...]
+    """since its last signal"""
     added: tuple[int, ...]
     evicted: tuple[int, ...]
 
@@ -46,6 +53,7 @@ def take(engine: Engine, now_ms: float, life: int) -> Signal:
     engine.sync(now_ms)
     cache = engine.cache
     changed, cache.changed = cache.changed or {}, {}
+    ttfts_ms, engine.ttfts_ms = engine.ttfts_ms, []
     return Signal(
         engine=engine.number,
         life=life,
@@ -60,8 +68,11 @@ def take(engine: Engine, now_ms: float, life: int) -> Signal:
         slacks_ms=standins(engine.slacks_ms(now_ms)),
         timing=engine.timing,
         computed_tokens=engine.computed_tokens,
-        generated_tokens=engine.generated_tokens,
         prefill_ms=engine.prefill_ms,
+        generated_tokens=engine.generated_tokens,
+        token_ms=engine.token_ms,
+        ended=engine.ended,
+        ttfts_ms=tuple(ttfts_ms),
         added=tuple(piece for piece, came in changed.items() if came),
         evicted=tuple(piece for piece, came in changed.items() if not came),
     )
