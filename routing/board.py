@@ -19,7 +19,7 @@ from routing.chains import Chains
 from routing.lengths import Lengths
 from routing.loss import WAITING_STALL, Crowd, Floats, State
 from routing.penalties import HALF_LIFE_MS, Outcome, punish
-from routing.row import TRUST_MS, Candidate, Row, Send, Shard
+from routing.row import TRUST_MS, Candidate, Name, Row, Send, Shard
 from routing.schedule import TARGETS, Targets
 from routing.slack import STANDINS
 from wire.messages import Dispatch, EngineSignal
@@ -33,8 +33,6 @@ MEMORY_MS = 10_000.0
 REBASE = 30.0
 """Memories after which counts of sends are scaled down, so that no exponential overflows"""
 
-Name = tuple[str, int]
-"""An attempt: request id and number"""
 Rows = NDArray[np.intp] | slice
 Mask = NDArray[np.bool_]
 NOWHERE: Mapping[str, float] = {}
@@ -52,6 +50,7 @@ NOWHERE: Mapping[str, float] = {}
     _PIECE,
     _PIECE_MS,
     _GAINED,
+    _RESTED,
     _WAITING,
     _DECODING,
     _SLOTS,
@@ -62,7 +61,7 @@ NOWHERE: Mapping[str, float] = {}
     _TRIP,
     _SENT,
     _COLUMNS,
-) = range(21)
+) = range(22)
 
 
 class Board:
@@ -91,8 +90,8 @@ class Board:
         self._places: dict[Shard, int] = {}
         self._primaries: dict[str, Shard] = {}
         """by engine"""
-        self._open: dict[Name, tuple[int, str | None]] = {}
-        """unended attempts of this ingress: row, and the incarnation that it was sent to"""
+        self._open: dict[Name, tuple[int, str | None, int]] = {}
+        """unended attempts of this ingress: row, the incarnation that it was sent to, and the prompt's tokens"""
         self._numbers: Floats = np.zeros((_COLUMNS, 8))
         self._slacks: Floats = np.zeros((8, STANDINS))
         self._weights: Floats = np.zeros((8, STANDINS + 1))
@@ -126,25 +125,27 @@ class Board:
         self.ended(name)
         place = self.row(shard)
         row = self._rows[place]
-        self._open[name] = place, row.life
+        self._open[name] = place, row.life, prompt_tokens
         row.own += 1
-        self._expect(place, prompt_tokens, chain, now_ms)
+        self._expect(place, name, prompt_tokens, chain, now_ms)
 
     def told(self, dispatches: Iterable[Dispatch], at_ms: float) -> None:
         """Another ingress of the region sent these."""
         for one in dispatches:
-            self._expect(self.row((one.fleet, one.shard)), one.prompt_tokens_estimate, one.prefix_chain, at_ms)
+            place = self.row((one.fleet, one.shard))
+            self._expect(place, None, one.prompt_tokens_estimate, one.prefix_chain, at_ms)
 
     def ended(self, name: Name, outcome: Outcome | None = None, now_ms: float = 0.0) -> None:
         """An attempt of this ingress is over; the second time, or for one that was never sent, nothing happens.
 
         What an earlier life of an engine did wrong is not held against the present one.
         """
-        place, life = self._open.pop(name, (None, None))
-        if place is None:
+        if name not in self._open:
             return
+        place, life, prompt_tokens = self._open.pop(name)
         row = self._rows[place]
         row.own -= 1
+        row.leave(name, prompt_tokens, self.lengths.mean_tokens)
         if outcome is not None and life == row.life:
             row.penalty = punish(row.penalty, outcome, now_ms)
             self.blamed = self.blamed or row.penalty.value > 0
@@ -248,13 +249,14 @@ class Board:
             piece_ms=numbers[_PIECE_MS],
             decodes=decoding > 0,
             gained_ms=numbers[_GAINED] + (passed_ms - stalled_ms) * (self.targets.tbt_ms / decode_ms) - passed_ms,
+            rested_ms=numbers[_RESTED],
         )
 
-    def crowd(self, places: NDArray[np.intp], backlog_ms: Floats, gained_ms: Floats) -> Crowd:
+    def crowd(self, places: NDArray[np.intp], backlog_ms: Floats, gained_ms: Floats, rested_ms: Floats) -> Crowd:
         """Those that are at engines now; the times are of their `state`."""
         behind_ms = np.empty((len(places), STANDINS + 1))
         behind_ms[:, :STANDINS] = (backlog_ms - gained_ms)[:, None] - self._slacks[places]
-        behind_ms[:, STANDINS] = WAITING_STALL * backlog_ms
+        behind_ms[:, STANDINS] = WAITING_STALL * backlog_ms - rested_ms
         return Crowd(behind_ms, self._weights[places])
 
     # ------------------------------------------------------------ rows
@@ -268,14 +270,14 @@ class Board:
             numbers[: _SLOTS + 1, ~heard] = numbers[: _SLOTS + 1, heard].mean(axis=1, keepdims=True)
         return numbers
 
-    def _expect(self, place: int, prompt_tokens: int, chain: Sequence[int], now_ms: float) -> None:
+    def _expect(self, place: int, name: Name | None, prompt_tokens: int, chain: Sequence[int], now_ms: float) -> None:
         cached = min(self.chains.match(place, chain) * self.block_tokens, prompt_tokens - 1)
         self.chains.hope(place, chain, now_ms)
         if now_ms - self._sent_ms > REBASE * MEMORY_MS:
             self._numbers[_SENT] *= math.exp((self._sent_ms - now_ms) / MEMORY_MS)
             self._sent_ms = now_ms
         self._numbers[_SENT, place] += math.exp((now_ms - self._sent_ms) / MEMORY_MS)
-        self._rows[place].expect(Send(now_ms, prompt_tokens - cached, prompt_tokens), self._travel_ms)
+        self._rows[place].expect(Send(name, now_ms, prompt_tokens - cached, prompt_tokens), self._travel_ms)
         self._write(place)
 
     def _write(self, place: int) -> None:

@@ -28,8 +28,8 @@ from routing.schedule import Targets
 
 Floats = NDArray[np.float64]
 
-PREFILL_PRICE = 2.0
-"""Requests that an engine's time is worth, a TTFT target of it: an engine serves one to a few requests in that time.
+PREFILL_PRICE = 4.0
+"""Requests that an engine's time is worth, a TTFT target of it: an engine serves a few requests in that time.
 From half to twice of it goodput changes by less than 0.005"""
 DECODE_PRICE = 0.75
 """Requests that a decode step is worth, a TBT target of it: what slows all that will come. Same plateau"""
@@ -67,6 +67,8 @@ class State(NamedTuple):
     """whether anything decodes"""
     gained_ms: Floats
     """what each choice gathered since the engine's signal"""
+    rested_ms: Floats
+    """what those gathered that waited then and don't any more"""
 
 
 class Crowd(NamedTuple):
@@ -95,7 +97,7 @@ def own_loss(
     `prompt_ms`, `pieces`: from `prefill_ms`. `after_ms`: d₁. `waited_ms`: since the request came, until it will be
     there.
     """
-    between_ms = (pieces + 0.5) * state.decode_ms * state.decodes
+    between_ms = (state.backlog_ms / state.piece_ms + pieces + 0.5) * state.decode_ms * state.decodes
     loss = _exceeds(waited_ms + state.slot_ms + state.backlog_ms + prompt_ms + between_ms, targets.ttft_ms, TTFT_DOUBT)
     loss += _exceeds(after_ms, targets.tbt_ms, TBT_DOUBT)
     loss += prompt_ms * (PREFILL_PRICE / targets.ttft_ms)

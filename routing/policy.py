@@ -202,7 +202,7 @@ class Policy:
         )
 
         def others(some: NDArray[np.intp]) -> Floats:
-            crowd = board.crowd(plan.places[some], state.backlog_ms[some], state.gained_ms[some])
+            crowd = board.crowd(plan.places[some], state.backlog_ms[some], state.gained_ms[some], state.rested_ms[some])
             return rise(
                 crowd,
                 prompt_ms=prompt_ms[some],

@@ -23,11 +23,14 @@ SENDS = 1_024
 """Sends remembered for an engine: what it gets in seconds, at most"""
 PRIOR = StepCost(prefill_fixed_ms=20.0, prefill_token_ms=0.05, decode_ms=20.0)
 """Of an engine that measured nothing yet: slow for a GPU of today, so that it earns its traffic"""
+PRIOR_COST = PrefillCost(fixed_ms=PRIOR.prefill_fixed_ms, token_ms=PRIOR.prefill_token_ms)
 PRIOR_SLOTS = 32
 LEAST_MS = 0.01
 """No step is shorter: what divides by a step's time must stay finite, whatever a signal says"""
 
 Shard = tuple[Fleet, int]
+Name = tuple[str, int]
+"""An attempt: request id and number"""
 
 
 class Candidate(NamedTuple):
@@ -41,6 +44,8 @@ class Candidate(NamedTuple):
 class Send:
     """A request that was sent to the engine."""
 
+    name: Name | None
+    """None for another ingress's"""
     at_ms: float
     new_tokens: float
     """of its prompt, not cached"""
@@ -64,6 +69,7 @@ class Row:
         "penalty",
         "piece_ms",
         "piece_tokens",
+        "rested_ms",
         "room_tokens",
         "sends",
         "shard",
@@ -93,9 +99,14 @@ class Row:
         """choices that a slack stands for"""
         self.gained_ms = 0.0
         """by each of them, from the signal until `at_ms`"""
+        self.rested_ms = 0.0
+        """gathered by each of those that waited at first, since no prompt waits any more: on average"""
         self.penalty = Penalty()
         self.sends: deque[Send] = deque(maxlen=SENDS)
-        self._learn(PRIOR)
+        self.cost = PRIOR_COST
+        self.piece_tokens = PRIOR.piece_tokens
+        self.piece_ms = PRIOR_COST.ms(PRIOR.piece_tokens)
+        self.decode_ms, self.decode_token_ms = PRIOR.decode_ms, PRIOR.decode_token_ms
 
     @property
     def life(self) -> str | None:
@@ -124,7 +135,7 @@ class Row:
             self.room_tokens = signal.context_tokens
         self.slacks_ms = (signal.slacks_ms or (0,))[:STANDINS] if running else ()
         self.each = running / len(self.slacks_ms) if running else 0.0
-        self.gained_ms = 0.0
+        self.gained_ms = self.rested_ms = 0.0
         while self.sends and self.sends[0].at_ms <= signal.at_ms - travel_ms:
             self.sends.popleft()
         for send in self.sends:
@@ -135,6 +146,19 @@ class Row:
         if self.signal is None or send.at_ms > self.signal.at_ms - travel_ms:
             self.sends.append(send)
             self._count(send)
+
+    def leave(self, name: Name, prompt_tokens: float, answer_tokens: float) -> None:
+        """An attempt of this ingress is over: one fewer of those that the signal showed, or that came since."""
+        for send in self.sends:
+            if send.name == name:
+                self.sends.remove(send)
+                self.waiting = max(self.waiting - 1, 0.0)
+                self._lighten(send.prompt_tokens)
+                return
+        if self.decoding >= 1:
+            self.each *= (self.decoding - 1) / self.decoding
+            self.decoding -= 1
+            self._lighten(prompt_tokens + answer_tokens)
 
     def weights(self) -> tuple[float, ...]:
         """How many each of the STANDINS slacks stands for, and how many wait: at least what else this ingress has."""
@@ -157,6 +181,7 @@ class Row:
             self.piece_tokens,
             self.piece_ms,
             self.gained_ms,
+            self.rested_ms,
             self.waiting,
             self.decoding,
             self.slots,
@@ -171,7 +196,11 @@ class Row:
         self._pass(send.at_ms)
         self.backlog_ms += self.cost.all_ms(send.new_tokens, self.piece_tokens)
         self.decode_ms += self.decode_token_ms * send.prompt_tokens
+        self.rested_ms *= self.waiting / (self.waiting + 1)
         self.waiting += 1
+
+    def _lighten(self, tokens: float) -> None:
+        self.decode_ms = max(self.decode_ms - self.decode_token_ms * tokens, LEAST_MS)
 
     def _pass(self, to_ms: float) -> None:
         """Let time pass, as `Board.state` does over all rows."""
@@ -179,6 +208,8 @@ class Row:
         stalled_ms = min(passed_ms * self.share, self.backlog_ms)
         self.backlog_ms -= stalled_ms
         self.gained_ms += self.gain_ms(passed_ms, stalled_ms)
+        if not self.backlog_ms:
+            self.rested_ms += self.gain_ms(passed_ms - stalled_ms / self.share, 0.0)
         self.at_ms = max(to_ms, self.at_ms)
 
     def gain_ms(self, passed_ms: float, stalled_ms: float) -> float:

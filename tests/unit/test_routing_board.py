@@ -52,7 +52,7 @@ def test_choices_gain_on_their_pace_unless_prompts_stall_them() -> None:
     mine.heard(signal(0, step=STEP, running=4, slacks_ms=(10, 50)))
     state = mine.state(mine.rows([A]), NOW_MS + 100)
     assert state.gained_ms.tolist() == pytest.approx([100 / 10 * 25 - 100])
-    crowd = mine.crowd(np.array([0]), state.backlog_ms, state.gained_ms)
+    crowd = mine.crowd(np.array([0]), state.backlog_ms, state.gained_ms, state.rested_ms)
     assert crowd.behind_ms[0, :2].tolist() == pytest.approx([-10 - 150, -50 - 150])
     assert crowd.weights[0].tolist() == [2, 2, 0, 0, 0, 0, 0, 0, 0]
     mine.sent(("r", 1), A, 8_000, (), NOW_MS)
@@ -189,3 +189,32 @@ def test_no_count_is_ever_negative_and_nothing_stops_being_a_number(
         for numbers in (state.backlog_ms, state.decode_ms, state.gained_ms):
             assert np.isfinite(numbers).all()
         assert (state.backlog_ms >= 0).all()
+
+
+def test_an_attempt_that_ends_makes_its_engine_lighter_before_the_next_signal() -> None:
+    mine = board()
+    mine.sent(("old", 1), A, 10_000, (), NOW_MS - 5_000)
+    mine.heard(signal(0, step=STEP, running=2, slacks_ms=(0, 100)))
+    mine.sent(("new", 1), A, 20_000, (), NOW_MS + 10)
+    rows = mine.rows([A])
+    assert mine.state(rows, NOW_MS + 10).decode_ms.tolist() == pytest.approx([10 + 20_000 * 2e-5])
+    mine.ended(("new", 1))
+    assert mine.held(rows).tolist() == [2]
+    mine.ended(("old", 1))
+    assert mine.held(rows).tolist() == [1]
+    lighter_ms = (10_000 + mine.lengths.mean_tokens) * 2e-5
+    assert mine.state(rows, NOW_MS + 10).decode_ms.tolist() == pytest.approx([10 - lighter_ms])
+    mine.sent(("unseen", 1), A, 1, (), NOW_MS - 5_000)
+    mine.heard(signal(0, step=STEP, at_ms=NOW_MS + 100))
+    mine.ended(("unseen", 1))
+    assert mine.held(rows).tolist() == [0]
+
+
+def test_who_no_longer_waits_gathers_slack_too() -> None:
+    mine = board()
+    mine.heard(signal(0, step=STEP))
+    mine.sent(("r", 1), A, 1_000, (), NOW_MS)
+    mine.sent(("s", 1), A, 1_000, (), NOW_MS + 1_000)
+    state = mine.state(mine.rows([A]), NOW_MS + 1_000)
+    # 20 ms of work take 22.2 of time; then the first one gains 15 ms in each 10, and the second nothing yet
+    assert state.rested_ms.tolist() == pytest.approx([(1_000 - 22.2) * 1.5 / 2], rel=0.01)

@@ -28,6 +28,7 @@ def state(**fields: float) -> State:
         "piece_tokens": 8_000,
         "piece_ms": 90,
         "gained_ms": 0,
+        "rested_ms": 0,
     }
     arrays: dict[str, Any] = {name: np.array([value]) for name, value in (known | fields).items()}
     return State(**({"slot_ms": 0.0, "decodes": np.array([True])} | arrays))

@@ -7,6 +7,7 @@ from collections import Counter
 from itertools import pairwise
 
 import mmh3
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -91,7 +92,9 @@ def test_five_engines_under_single_turns_are_within_a_fifth_of_one_another() -> 
         now_ms = NOW_MS + 20 * n
         counts[ingress.send(n, places, now_ms=now_ms, prompt_tokens=500 + n % 7 * 300).shard] += 1
         if n % 25 == 24:
-            ingress.hear(*idle(5, at_ms=now_ms, running=8, slacks_ms=(100,)))
+            for m, held in enumerate(map(ingress.board.open_at, places)):
+                step = msgspec.structs.replace(STEP, decode_ms=10 + held * 1_650 * STEP.decode_token_ms)
+                ingress.hear(signal(m, step=step, at_ms=now_ms, running=held, slacks_ms=(100,)))
         if n > 40:
             ingress.board.ended((f"request-{n - 40}", 1))
     assert all(160 <= counts[n] <= 240 for n in range(5)), counts
