@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from millstream.bench import svg
-from millstream.bench.contenders import OURS, OURS_RULE
+from millstream.bench.contenders import EARLIER, OURS, OURS_RULE
 from millstream.bench.row import Row
 
-EARLIER = "seeds"
 _SHOWN = ("round-robin", EARLIER, "cache-aware", "dynamo-4", "lmetric", OURS, OURS_RULE)
 _WINDOW_S = 10.0
 
@@ -38,7 +37,7 @@ def charts(rows: Sequence[Row]) -> Mapping[str, str]:
             found[name] = svg.bars(title, _grouped(some, figure), y=figure)
     for row in rows:
         if row.section == "load" and "then" in row.scenario and row.policy in (EARLIER, OURS):
-            found[f"shares-{row.policy}"] = _shares(row)
+            found[f"shares-{row.policy.replace(' ', '-')}"] = _shares(row)
     return found
 
 

@@ -39,9 +39,11 @@ def _ingress(policy: Policy, seat: Seat) -> Ingress:
     return PeerIngress(policy, seat.engines, seat.indexes)
 
 
+EARLIER = "earlier design"
 OURS, OURS_RULE = "millstream", "millstream + rule"
 CONTENDERS: Mapping[str, Contender] = {
     **{name: Contender(make=partial(_peer, policy)) for name, policy in PEERS.items()},
+    EARLIER: Contender(make=partial(Production, earlier=True), signal_ms=SIGNAL_MS),
     OURS: Contender(make=Production, signal_ms=SIGNAL_MS),
     OURS_RULE: Contender(make=Production, rule=slack_aware, signal_ms=SIGNAL_MS),
     "oracle": Contender(make=partial(_peer, Oracle)),

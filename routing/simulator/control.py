@@ -6,8 +6,10 @@ What `aggregator.windows` folds from the log is counted here: engines heard, dem
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from math import exp
 
+from routing.earlier import Feedback, reweighed
 from routing.plan import EngineView, Network, Plan, Traffic, plan
 from routing.profile import UNMEASURED, Mix, Profile, learn
 from routing.simulator.conditions import Conditions
@@ -16,8 +18,8 @@ from wire.fleet import Fleet
 from wire.messages import EngineSignal, Snapshot
 
 MODEL = "simulated"
-ROUND_MS = 1_000.0
-"""Between two rounds"""
+ROUND_MS = 2_000.0
+"""Between two rounds: twice as long as in production, where nobody waits for the sum of them"""
 SILENT_MS = 2_500.0
 """An engine that was heard this much less recently than another is left out, as in `aggregator.windows`"""
 MEMORY_MS = 10_000.0
@@ -35,9 +37,13 @@ def fleet_of(region: str) -> Fleet:
 
 
 class Control:
-    """Hears all signals, and makes a snapshot for each region once a round."""
+    """Hears all signals, and makes a snapshot for each region once a round.
 
-    def __init__(self, conditions: Conditions) -> None:
+    `feedback`: sets the weights within each region, in place of what the optimizer says.
+    """
+
+    def __init__(self, conditions: Conditions, feedback: Feedback | None = None) -> None:
+        self._feedback = feedback
         trips_ms = {(name_of(here), name_of(there)): ms for (here, there), ms in conditions.rtt_ms.items()}
         self._network = Network(trips_ms=trips_ms)
         self._signals: dict[str, EngineSignal] = {}
@@ -66,6 +72,8 @@ class Control:
         life = (signal.engine, signal.incarnation)
         self._signals[signal.engine] = signal
         self._profiles[life] = learn(self._profiles.get(life, UNMEASURED), signal)
+        if self._feedback is not None:
+            self._feedback.heard(signal)
 
     def asked(self, region: str, arrival: Arrival) -> None:
         """A request came."""
@@ -96,7 +104,8 @@ class Control:
         views = [EngineView(signal=one, profile=self._profiles[one.engine, one.incarnation]) for one in heard]
         traffic = Traffic(demand=self._demand, mix=self._mix())
         self._plans = plan(views, self._regions, traffic, self._network, self._plans)
-        self._snapshots = {region: _publish(region, made, now_ms) for region, made in self._plans.items()}
+        weights = self._feedback.weights(one.engine for one in heard) if self._feedback is not None else None
+        self._snapshots = {region: _publish(region, made, now_ms, weights) for region, made in self._plans.items()}
 
     def _mix(self) -> Mix:
         if not self._answers:
@@ -106,13 +115,13 @@ class Control:
         )
 
 
-def _publish(region: str, made: Plan, now_ms: float) -> Snapshot:
+def _publish(region: str, made: Plan, now_ms: float, weights: Mapping[str, float] | None) -> Snapshot:
     return Snapshot(
         model=MODEL,
         region=region,
         version=round(now_ms),
         created_ms=round(now_ms),
-        routes=made.routes,
+        routes=made.routes if weights is None else reweighed(made.routes, weights),
         fallback=made.fallback,
         shed={str(priority): share for priority, share in made.shed.items()},
         demand=made.demand,

@@ -15,6 +15,8 @@ from routing.simulator.conditions import Conditions, Crash, CutOff, Fault, Slow
 from routing.simulator.engine import Engine
 from routing.simulator.flight import Flight, Outcome
 from routing.simulator.ingress import Ingress
+from routing.simulator.sequence import UNKNOWN
+from routing.simulator.sequence import Sequence as Running
 from routing.simulator.signals import Index, Sent, Signal, take
 from routing.simulator.trace import Arrival
 
@@ -111,15 +113,19 @@ class Fleet:
     def _done(self, engine: Engine) -> None:
         for running in engine.done:
             flight = self._flights.get(running.arrival.number)
-            if flight is not None and flight.running is running:
-                del self._flights[running.arrival.number]
-                self.ingresses[flight.ingress].ended(running, flight.attempts)
-                back_ms = self._way_ms(flight)
-                running.first_token_ms += back_ms
-                running.finished_ms += back_ms
-                self._outcome.ended.append(running)
-                self._outcome.by_engine[engine.number].append(running)
+            if flight is not None and flight.running is running and running.arrival.number not in self._orphans:
+                self._answered(flight, running)
         engine.done.clear()
+
+    def _answered(self, flight: Flight, running: Running, not_before_ms: float = 0.0) -> None:
+        """Its client has all of the answer."""
+        back_ms = self._way_ms(flight)
+        running.first_token_ms = max(running.first_token_ms + back_ms, not_before_ms)
+        running.finished_ms = max(running.finished_ms + back_ms, not_before_ms)
+        del self._flights[running.arrival.number]
+        self.ingresses[flight.ingress].ended(running, flight.attempts)
+        self._outcome.ended.append(running)
+        self._outcome.by_engine[flight.engine].append(running)
 
     def _follow(self, now_ms: float) -> None:
         lag_ms = self._conditions.follow_ms
@@ -246,6 +252,17 @@ class Fleet:
                 self.engines[fault.engine].change(fault.factor, now_ms)
             case CutOff():
                 self._cut.discard(fault.region)
+                for number, flight in list(self._orphans.items()):
+                    if self._lives[flight.engine] and self._reachable(flight):
+                        del self._orphans[number]
+                        self._found(now_ms, flight)
+
+    def _found(self, now_ms: float, flight: Flight) -> None:
+        """A request that was out of reach: it never got there, is still computed, or has been answered."""
+        if flight.running is None:
+            self._reach(now_ms, flight)
+        elif flight.running.finished_ms != UNKNOWN:
+            self._answered(flight, flight.running, now_ms)
 
     def _revive(self, now_ms: float, number: int) -> None:
         """An engine is back, and takes up what it had and nobody has seen anything of: its requests are in the log."""

@@ -9,6 +9,7 @@ import mmh3
 
 from routing.board import Board, Candidate
 from routing.budget import RetryBudget, ratio_at
+from routing.earlier import EarlierPolicy, Feedback
 from routing.policy import SILENT_MS, Policy, Query
 from routing.simulator.conditions import Conditions
 from routing.simulator.control import MODEL, Control, fleet_of, name_of
@@ -78,15 +79,19 @@ def _sketch(values: Iterable[tuple[float, int]]) -> Sketch:
 
 
 class Production:
-    """Makes ingresses, for one run. What they have in common is the log: messages, and what control publishes."""
+    """Makes ingresses, for one run. What they have in common is the log: messages, and what control publishes.
 
-    def __init__(self) -> None:
+    `earlier`: of the earlier design (`routing.earlier`), at the ingresses and in control.
+    """
+
+    def __init__(self, *, earlier: bool = False) -> None:
+        self.earlier = earlier
         self._latest: dict[int, tuple[Signal, EngineSignal]] = {}
         self._control: Control | None = None
 
     def __call__(self, seat: Seat) -> Ingress:
         if self._control is None:
-            self._control = Control(seat.conditions)
+            self._control = Control(seat.conditions, Feedback() if self.earlier else None)
         self._control.serve(seat.region)
         return ProductionIngress(seat, self, self._control)
 
@@ -113,7 +118,7 @@ class ProductionIngress(Ingress):
         places = {fleet.region for fleet, _ in self._candidates}
         trips_ms = {there: control.trip_ms(self._region, there) for there in places}
         self.board = Board(block_tokens=PREFIX_TOKENS, trips_ms=trips_ms)
-        self.policy = Policy(self.board)
+        self.policy = EarlierPolicy(self.board) if production.earlier else Policy(self.board)
         self._rows = self.board.rows(self._candidates)
         self._budget = RetryBudget()
         self._snapshot: Snapshot | None = None
