@@ -162,7 +162,11 @@ class Router:
         choice = policy.choose(query(request, candidates, now_ms), now_ms, tried)
         if choice is None:
             return None
-        self._metrics.choices.labels(request.model, choice.reason).inc()
+        metrics = self._metrics
+        metrics.choices.labels(request.model, choice.reason).inc()
+        metrics.expected_loss.labels(request.model).observe(choice.loss)
+        metrics.affine_tokens.labels(request.model).inc(choice.cached_tokens)
+        metrics.routed_tokens.labels(request.model).inc(estimated_tokens(request))
         return Target(choice.fleet, choice.shard)
 
 

@@ -211,6 +211,23 @@ def test_sixteen_ingresses_on_one_stale_snapshot_do_not_herd() -> None:
     assert max(total.values()) <= 1.5 * 800 / 8
 
 
+def test_480_concurrent_requests_are_spread_evenly() -> None:
+    places = candidates(8)
+    ingress = Ingress(*idle(8, slots=256), snapshot=equal(places))
+    counts = Counter(ingress.send(n, places, prompt_tokens=400 + n % 5 * 100).shard for n in range(480))
+    assert max(counts.values()) / (480 / 8) <= 1.25, counts
+
+
+def test_one_long_stream_stays_one_request_through_ten_signals() -> None:
+    a, _ = places = candidates(2)
+    ingress = Ingress(*idle(2), snapshot=equal(places))
+    ingress.own(a, 1)
+    for n in range(10):
+        ingress.hear(*idle(2, at_ms=NOW_MS + 500 * n))
+        assert ingress.board.open_at(a) == 1
+        assert ingress.board.held(ingress.board.rows([a])).tolist() == [1]
+
+
 def test_a_full_engine_makes_a_request_wait_for_a_slot() -> None:
     places = candidates(2)
     full = signal(0, running=32, queued_requests=900, step=STEP, slacks_ms=(9_000,))
