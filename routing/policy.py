@@ -137,7 +137,7 @@ class Policy:
             return None
         draw = Draw(query.request_id, query.model)
         if self._snapshot is not None:
-            plan = self._plan(query.candidates)
+            plan = self._plan(query.candidates, self._snapshot)
             if (able := self._able(query, plan, exclude)) is not None:
                 relax = relaxation(now_ms - self._snapshot.created_ms)
                 reason: Reason | None = "backup" if exclude else "local" if relax == 1 else None
@@ -219,13 +219,12 @@ class Policy:
         speaks = self.board.speaks(self.board.rows(candidates))
         return [candidate for candidate, spoke in zip(candidates, speaks, strict=True) if spoke]
 
-    def _plan(self, candidates: tuple[Candidate, ...]) -> Plan:
+    def _plan(self, candidates: tuple[Candidate, ...], snapshot: Snapshot) -> Plan:
         plan = self._plans.get(id(candidates))
         if plan is None or plan.asked is not candidates:
-            assert self._snapshot is not None
             if len(self._plans) >= PLANS:
                 self._plans.clear()
-            routed = {Candidate(route.fleet, route.shard): route.weight for route in self._snapshot.routes}
+            routed = {Candidate(route.fleet, route.shard): route.weight for route in snapshot.routes}
             plan = self._plans[id(candidates)] = self._make_plan(candidates, routed)
         return plan
 

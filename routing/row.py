@@ -218,7 +218,9 @@ class Row:
 
     def _learn(self, step: StepCost) -> None:
         self.cost = PrefillCost(
-            fixed_ms=step.prefill_fixed_ms, token_ms=step.prefill_token_ms, square_ms=step.prefill_square_ms
+            fixed_ms=max(step.prefill_fixed_ms, 0.0),
+            token_ms=max(step.prefill_token_ms, 0.0),
+            square_ms=max(step.prefill_square_ms, 0.0),
         )
         self.piece_tokens = max(step.piece_tokens, 1)
         self.piece_ms = max(self.cost.ms(self.piece_tokens), LEAST_MS)

@@ -11,7 +11,7 @@ from routing_world import NOW_MS, STEP, candidates, signal
 from routing.board import MEMORY_MS, REBASE, Board
 from routing.penalties import MAX_PENALTY
 from routing.row import PRIOR, TRUST_MS
-from wire.messages import Dispatch
+from wire.messages import Dispatch, StepCost
 
 CHAIN = tuple(range(100, 110))
 A, B, C = candidates(3)
@@ -218,3 +218,14 @@ def test_who_no_longer_waits_gathers_slack_too() -> None:
     state = mine.state(mine.rows([A]), NOW_MS + 1_000)
     # 20 ms of work take 22.2 of time; then the first one gains 15 ms in each 10, and the second nothing yet
     assert state.rested_ms.tolist() == pytest.approx([(1_000 - 22.2) * 1.5 / 2], rel=0.01)
+
+
+def test_a_step_that_takes_less_than_no_time_is_not_believed() -> None:
+    mine = board()
+    absurd = StepCost(prefill_fixed_ms=-5, prefill_token_ms=-1, prefill_square_ms=-1, decode_ms=-3, decode_token_ms=-1)
+    mine.heard(signal(0, step=absurd, queued_tokens=5_000, running=3))
+    mine.sent(("r", 1), A, 5_000, (), NOW_MS)
+    state = mine.state(mine.rows([A]), NOW_MS + 100)
+    assert state.backlog_ms[0] >= 0
+    assert state.decode_ms[0] > 0
+    assert np.isfinite(state.gained_ms).all()
