@@ -97,6 +97,8 @@ class Board:
         self._weights: Floats = np.zeros((8, STANDINS + 1))
         self._said_ms: Floats = np.full(8, -np.inf)
         """when the engine's latest signal was measured; ∞ if that said that it isn't ready"""
+        self._unheard = 0
+        """rows of engines that never spoke"""
         self._sent_ms = 0.0
         """`_SENT` counts a send of this time as 1, a later one as more"""
 
@@ -115,6 +117,7 @@ class Board:
             self.chains.forget(place)
             row.penalty = type(row.penalty)()
         self.chains.report(place, signal.prefixes_added, signal.prefixes_evicted, full=signal.prefixes_full)
+        self._unheard -= self._said_ms[place] == -np.inf
         self._said_ms[place] = signal.at_ms if signal.state == "ready" else np.inf
         row.restart(signal, self._travel_ms)
         self._slacks[place, : len(row.slacks_ms)] = row.slacks_ms
@@ -204,8 +207,10 @@ class Board:
         takes: Mask = self._numbers[_ROOM, rows] >= tokens
         return takes
 
-    def trips_ms(self, rows: Rows) -> Floats:
+    def trips_ms(self, rows: Rows) -> Floats | float:
         """Round trip to each engine's region."""
+        if not self._trips_ms:
+            return 0.0
         trips: Floats = self._numbers[_TRIP, rows]
         return trips
 
@@ -264,6 +269,8 @@ class Board:
     def _seen(self, rows: Rows) -> Floats:
         """The rows' numbers; for engines that never spoke the mean of those that did."""
         numbers: Floats = self._numbers[:, rows]
+        if not self._unheard:
+            return numbers
         heard = self.speaks(rows)
         if not heard.all() and heard.any():
             numbers = numbers.copy()
@@ -298,6 +305,7 @@ class Board:
 
     def _grow(self, place: int) -> None:
         """Room for the newest row."""
+        self._unheard += 1
         if place >= len(self._said_ms):
             self._numbers = np.concatenate((self._numbers, np.zeros_like(self._numbers)), axis=1)
             self._slacks = np.concatenate((self._slacks, np.zeros_like(self._slacks)))

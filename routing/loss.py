@@ -90,7 +90,13 @@ def prefill_ms(state: State, tokens: Floats) -> tuple[Floats, Floats | float]:
 
 
 def own_loss(
-    state: State, *, prompt_ms: Floats, pieces: Floats | float, after_ms: Floats, waited_ms: Floats, targets: Targets
+    state: State,
+    *,
+    prompt_ms: Floats,
+    pieces: Floats | float,
+    after_ms: Floats,
+    waited_ms: Floats | float,
+    targets: Targets,
 ) -> Floats:
     """The request's own loss at each engine, and the price of its time.
 

@@ -144,7 +144,8 @@ def test_risk_is_what_is_left_of_a_penalty() -> None:
 def test_distance_is_the_regions() -> None:
     here, there = candidates(1)[0], candidates(1, region="there")[0]
     mine = board(trips_ms={"there": 90.0})
-    assert mine.trips_ms(mine.rows([here, there])).tolist() == [0, 90]
+    assert np.array(mine.trips_ms(mine.rows([here, there]))).tolist() == [0, 90]
+    assert board().trips_ms(mine.rows([here, there])) == 0
 
 
 steps = st.lists(
