@@ -33,10 +33,13 @@ PREFILL_PRICE = 4.0
 From half to twice of it goodput changes by less than 0.005"""
 DECODE_PRICE = 0.75
 """Requests that a decode step is worth, a TBT target of it: what slows all that will come. Same plateau"""
+CALM = 0.8
+"""Of the TBT target: beyond it the chance to miss it says what a slower step costs, and levelling the steps of engines
+that are all that full would bring every one of them over the target at once"""
 TTFT_DOUBT = 0.075
 """Standard error of a predicted TTFT, in targets: the rest of a step, what is sent meanwhile, the cost's fit"""
-TBT_DOUBT = 0.04
-"""The same of a decode step's time"""
+TBT_DOUBT = 0.01
+"""The same of a decode step's time, which follows from what the engine holds"""
 LEAST_MARGIN = 0.02
 """|tbt − d| is taken to be this many targets at least: nearer the chance would jump"""
 WAITING_STALL = 0.5
@@ -107,7 +110,7 @@ def own_loss(
     loss = _exceeds(waited_ms + state.slot_ms + state.backlog_ms + prompt_ms + between_ms, targets.ttft_ms, TTFT_DOUBT)
     loss += _exceeds(after_ms, targets.tbt_ms, TBT_DOUBT)
     loss += prompt_ms * (PREFILL_PRICE / targets.ttft_ms)
-    loss += after_ms * (DECODE_PRICE / targets.tbt_ms)
+    loss += np.minimum(after_ms, CALM * targets.tbt_ms) * (DECODE_PRICE / targets.tbt_ms)
     return loss
 
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from routing.lengths import BUCKET_TOKENS, Lengths
-from routing.loss import DECODE_PRICE, PREFILL_PRICE, Crowd, State, own_loss, prefill_ms, rise
+from routing.loss import CALM, DECODE_PRICE, PREFILL_PRICE, Crowd, State, own_loss, prefill_ms, rise
 from routing.schedule import Targets
 
 TARGETS = Targets(ttft_ms=2_000, tbt_ms=25)
@@ -82,7 +82,8 @@ def test_late_is_lost_whatever_made_it_late() -> None:
 
 
 def test_slower_than_the_pace_is_lost() -> None:
-    assert own(after_ms=30) == pytest.approx(1 + 30 / 25 * DECODE_PRICE, abs=0.01)
+    assert own(after_ms=30) == pytest.approx(1 + CALM * DECODE_PRICE, abs=0.01)
+    assert own(after_ms=24) == pytest.approx(CALM * DECODE_PRICE, abs=0.01)
 
 
 def test_who_is_far_ahead_bears_a_prompt() -> None:
