@@ -16,7 +16,9 @@ import faust
 from aggregator.app import keep_running, make_app
 from aggregator.publish import Publisher
 from aggregator.windows import Windows
+from routing.earlier import Feedback
 from routing.errors import BadSketch
+from routing.plan import Network
 from wire.bus import Bus, Record
 from wire.clock import Clock, SystemClock
 from wire.codec import decode
@@ -33,7 +35,8 @@ GROUP = "control"
 
 async def run(settings: Settings, bus: Bus, stop: asyncio.Event) -> None:
     """Publish weights until `stop` is set. Waits for a log that is away."""
-    clock, windows = SystemClock(), Windows()
+    feedback = Feedback() if settings.routing_policy == "earlier" else None
+    clock, windows = SystemClock(), Windows(Network(trips_ms=settings.between_ms()), feedback)
     weights = await bus.producer(client_id="control-weights")
     dead = await bus.producer(client_id="control-dead")
     listener = Listener(windows, dead_letters(dead, GROUP, clock), clock)

@@ -10,9 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from aggregator.traffic import Asked
 from routing import sketch
-from routing.optimizer import EngineView, plan
+from routing.earlier import Feedback, reweighed
 from routing.penalties import Penalty, grown, penalty_at
+from routing.plan import NO_NETWORK, EngineView, Network, Plan, plan
 from routing.profile import UNMEASURED, Profile, learn
 from wire.messages import DemandSignal, EngineSignal, Signal, Sketch, Snapshot
 
@@ -58,7 +60,15 @@ class Bucket:
 class Windows:
     """Everything control knows. It is rebuilt from a few seconds of signals, so it is stored nowhere."""
 
-    def __init__(self) -> None:
+    def __init__(self, network: Network = NO_NETWORK, feedback: Feedback | None = None) -> None:
+        """`feedback`: sets the engines' weights instead of the optimizer."""
+        self._network = network
+        self._feedback = feedback
+        self._asked = Asked()
+        self._weights: dict[str, float] = {}
+        """by engine: the feedback's"""
+        self._plans: dict[str, dict[str, Plan]] = {}
+        """by model and region, the latest"""
         self._engines: dict[tuple[str, str], Engine] = {}
         self._penalties: dict[str, Penalty] = {}
         self._buckets: dict[str, dict[int, Bucket]] = {}
@@ -76,7 +86,9 @@ class Windows:
         self._offset = offset
         if isinstance(signal, EngineSignal):
             self._hear_engine(signal, now_ms)
-        elif signal.failures > 0:
+            return
+        self._asked.hear(signal, self._time_ms)
+        if signal.failures > 0:
             self._bucket(signal.model, now_ms).add_demand(signal)
 
     def listens(self, now_ms: int) -> bool:
@@ -92,13 +104,22 @@ class Windows:
 
     def snapshots(self, regions: Iterable[str], now_ms: int) -> list[Snapshot]:
         """A snapshot for each model ever heard of and each region."""
-        engines = self.engines()
+        engines, regions = self.engines(), list(regions)
         self._forget(now_ms)
-        return [self._snapshot(model, region, engines, now_ms) for model in sorted(self._models) for region in regions]
+        self._asked.forget(self._time_ms)
+        if self._feedback is not None:
+            self._weights = self._feedback.weights(engine.signal.engine for engine in engines)
+        return [snapshot for model in sorted(self._models) for snapshot in self._of(model, regions, engines, now_ms)]
 
-    def _snapshot(self, model: str, region: str, engines: list[Engine], now_ms: int) -> Snapshot:
+    def _of(self, model: str, regions: list[str], engines: list[Engine], now_ms: int) -> Iterable[Snapshot]:
+        """One model's snapshots."""
         mine = [engine for engine in engines if engine.signal.model == model]
-        made = plan(self._view(engine, now_ms) for engine in mine)
+        views = [self._view(engine, now_ms) for engine in mine]
+        traffic, before = self._asked.of(model, self._time_ms), self._plans.get(model)
+        plans = self._plans[model] = plan(views, regions, traffic, self._network, before)
+        return [self._snapshot(model, region, made, mine, now_ms) for region, made in plans.items()]
+
+    def _snapshot(self, model: str, region: str, made: Plan, mine: list[Engine], now_ms: int) -> Snapshot:
         seen = list(self._buckets.get(model, {}).values())
         ended = sum(bucket.ended for bucket in seen)
         return Snapshot(
@@ -106,8 +127,11 @@ class Windows:
             region=region,
             version=self._offset,
             created_ms=now_ms,
-            routes=made.routes,
+            routes=made.routes if self._feedback is None else reweighed(made.routes, self._weights),
             fallback=made.fallback,
+            shed={str(priority): share for priority, share in made.shed.items()},
+            demand=made.demand,
+            shadow_prices=dict(made.prices),
             ttft=sketch.merge(bucket.ttft for bucket in seen),
             tbt=sketch.merge(bucket.tbt for bucket in seen),
             queued_requests=sum(max(engine.signal.queued_requests, 0) for engine in mine),
@@ -132,6 +156,8 @@ class Windows:
         profile = learn(before.profile if before is not None else UNMEASURED, signal)
         self._engines[name] = Engine(signal, self._time_ms, profile)
         self._bucket(signal.model, now_ms).add_engine(signal)
+        if self._feedback is not None:
+            self._feedback.heard(signal)
         if signal.errors > 0:
             blame = signal.errors / max(signal.finished, signal.errors)
             self._penalties[signal.engine] = grown(self._penalties.get(signal.engine, Penalty()), blame, now_ms)

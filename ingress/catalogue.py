@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from functools import lru_cache
 from typing import Any
 
 import mmh3
@@ -43,15 +44,17 @@ def targets(model: Model, version: ModelVersion, region: str) -> tuple[Target, .
     ApiError 503 for a catalogue entry that names no possible fleet: the operator's mistake, not the client's.
     """
     try:
-        return _targets(model, version, region)
+        return _targets(model.slug, version, region)
     except BadFleet as exc:
         raise unavailable(f"The model '{model.name}' is not set up right: {exc}.", retry_after_s=60) from exc
 
 
-def _targets(model: Model, version: ModelVersion, region: str) -> tuple[Target, ...]:
+@lru_cache(maxsize=256)
+def _targets(slug: str, version: ModelVersion, region: str) -> tuple[Target, ...]:
+    """The same tuple for the same fleets, so that the policy knows them again."""
     regions = (region,) if region in version.regions else version.regions
     return tuple(
-        Target(Fleet(where, pool, model.slug, version.version, version.numerics), shard)
+        Target(Fleet(where, pool, slug, version.version, version.numerics), shard)
         for where in regions
         for pool in version.pools
         for shard in range(version.shards)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Callable
 
 from ingress.pulse import Pulse
@@ -25,6 +26,8 @@ class ModelDemand:
     def __init__(self) -> None:
         self.requests = 0
         self.tokens = 0
+        self.prompt_tokens = 0
+        self.priorities: Counter[int] = Counter()
         self.failures = 0
         self.accept = Recorder()
 
@@ -70,7 +73,9 @@ class Demand:
     def _signal(self, model: str, counts: ModelDemand, seconds: float) -> DemandSignal:
         # Counted afresh in place: open requests hold on to the object.
         requests, tokens, failures = counts.requests, counts.tokens, counts.failures
-        counts.requests = counts.tokens = counts.failures = 0
+        prompts, priorities = counts.prompt_tokens, counts.priorities
+        counts.requests = counts.tokens = counts.failures = counts.prompt_tokens = 0
+        counts.priorities = Counter()
         return DemandSignal(
             ingress=f"{self._reply.region}/{self._reply.slot}",
             slot=self._reply.slot,
@@ -80,6 +85,8 @@ class Demand:
             at_ms=self._clock.now_ms(),
             requests_per_s=requests / seconds,
             tokens_per_s=tokens / seconds,
+            prompt_tokens_per_s=prompts / seconds,
+            priorities={str(priority): count / seconds for priority, count in priorities.items()},
             accept=counts.accept.take(),
             failures=failures,
         )

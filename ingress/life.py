@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from ingress.endings import deadline_passed, error_of_end, error_of_refusal, inconsistent, log_away, nobody_accepted
 from ingress.errors import ApiError
 from ingress.stream import Broken, Event, Gap, Stream
-from routing.policy import Candidate
+from routing.board import Candidate
 from wire.messages import Accepted, CancelReason, Delta, End, Entry, Refused
 
 Target = Candidate

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
+_LOSSES = (0.1, 0.2, 0.5, 1, 1.5, 2, 3, 5, 10)
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 60, 300)
 
 
@@ -30,6 +31,15 @@ class Metrics:
         self.retries = Counter("millstream_ingress_retries", "Further attempts", registry=registry)
         # further attempts that the retry budget didn't allow
         self.retries_refused = Counter("millstream_ingress_retries_refused", "Refused attempts", registry=registry)
+        # choices of a shard, by what decided: affinity, loss, weight, local, backup or hashed
+        self.choices = Counter("millstream_ingress_choices", "Choices", ["model", "reason"], registry=registry)
+        # promises that a request was expected to break where it went, its own and others': 1 = one request lost
+        self.expected_loss = Histogram(
+            "millstream_ingress_expected_loss", "Expected loss", ["model"], buckets=_LOSSES, registry=registry
+        )
+        # prompt tokens, as estimated, that were thought to be in the cache of the engine chosen; and all of them
+        self.affine_tokens = Counter("millstream_ingress_affine_tokens", "Cached", ["model"], registry=registry)
+        self.routed_tokens = Counter("millstream_ingress_routed_tokens", "Routed", ["model"], registry=registry)
         # requests shed as the snapshot says
         self.shed = Counter("millstream_ingress_shed", "Requests shed", ["model"], registry=registry)
         # Cancels by reason (client_gone, gave_up, moved)

@@ -16,14 +16,13 @@ from ingress.errors import ApiError
 from ingress.life import Effect, Failed, Life, Patience, Publish, SendAttach, SendCancel, Target
 from ingress.metrics import Metrics
 from ingress.pulse import Pulse
-from ingress.router import Router
+from ingress.router import Router, estimated_tokens
 from ingress.sender import Parcel, Sender
 from wire.clock import Clock
 from wire.errors import BusError, Unavailable
-from wire.messages import Accepted, Attach, Cancel, Delta, Dispatch, End, Entry, Frames, Request
+from wire.messages import Accepted, Attach, Cancel, Delta, Dispatch, End, Entry, Frames, Refused, Request
 
 log = logging.getLogger(__name__)
-CHARS_PER_TOKEN = 4
 
 
 class Relay:
@@ -62,7 +61,7 @@ class Relay:
         """Whether waiting for the log is pointless just now."""
         return self._pulse.log_is_away()
 
-    def launch(self, request: Request, candidates: Sequence[Target], answer: Answer, index: int) -> Run:
+    def launch(self, request: Request, candidates: tuple[Target, ...], answer: Answer, index: int) -> Run:
         """Send a request; what comes of it goes to `answer` as its part `index`. ApiError 503 if it can't be sent."""
         if self.log_is_away():
             raise log_away()
@@ -115,7 +114,7 @@ class Run:
     """One open request: its life, its timer, and where its answer goes."""
 
     def __init__(
-        self, relay: Relay, request: Request, candidates: Sequence[Target], answer: Answer, index: int
+        self, relay: Relay, request: Request, candidates: tuple[Target, ...], answer: Answer, index: int
     ) -> None:
         self._relay = relay
         self._request = request
@@ -143,10 +142,15 @@ class Run:
     def start(self, target: Target) -> None:
         """Send the first attempt."""
         self._demand.requests += 1
+        self._demand.prompt_tokens += estimated_tokens(self._request)
+        self._demand.priorities[self._request.priority] += 1
         self._do(self._life.start(self._now(), target))
 
     def entries(self, now_ms: float, entries: Sequence[Entry]) -> None:
         """Take entries in order."""
+        for entry in entries:
+            if isinstance(entry, Refused | End):
+                self._relay.router.told_of(self._request, entry)
         self._do(self._life.entries(now_ms, entries))
 
     def client_gone(self) -> None:
@@ -207,9 +211,10 @@ class Run:
         if effect.attempt > 1:
             request = msgspec.structs.replace(request, attempt=effect.attempt)
         relay.sender.put(Parcel(effect.target, request, self._hear_of(effect.attempt)))
-        relay.router.flights.sent(request.request_id, effect.attempt, effect.target, relay.clock.now_ms())
+        relay.router.sent(request, effect.attempt, effect.target)
         relay.broadcast.note(
             Dispatch(
+                model=request.model,
                 fleet=effect.target.fleet,
                 shard=effect.target.shard,
                 prompt_tokens_estimate=estimated_tokens(request),
@@ -231,7 +236,7 @@ class Run:
     def _cancel(self, effect: SendCancel) -> None:
         request, relay = self._request, self._relay
         relay.metrics.cancels.labels(effect.reason).inc()
-        relay.router.flights.ended(request.request_id, effect.attempt)
+        relay.router.ended(request, effect.attempt, "timed_out" if effect.reason == "moved" else None)
         cancel = Cancel(
             request_id=request.request_id,
             attempt=effect.attempt,
@@ -276,14 +281,6 @@ class Run:
             self._timer = None
         relay, request = self._relay, self._request
         for attempt in range(1, relay.patience.attempts + 1):
-            relay.router.flights.ended(request.request_id, attempt)
+            relay.router.ended(request, attempt)
         relay.metrics.tokens.labels(request.model).inc(self._tokens)
         relay.forget(request.request_id)
-
-
-def estimated_tokens(request: Request) -> int:
-    """A prompt's length before anybody has tokenised it."""
-    body = request.body
-    if body.prompt is not None:
-        return len(body.prompt) // CHARS_PER_TOKEN if isinstance(body.prompt, str) else len(body.prompt)
-    return sum(len(message.get("content") or "") for message in body.messages) // CHARS_PER_TOKEN

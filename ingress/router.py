@@ -3,25 +3,27 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import mmh3
 
-from ingress.dispatches import Siblings
-from ingress.endings import shed
+from ingress.endings import NATURAL, shed
 from ingress.life import Target
 from ingress.metrics import Metrics
-from routing.budget import RetryBudget
+from routing.board import Board
+from routing.budget import RetryBudget, ratio_at
 from routing.errors import BadSnapshot
-from routing.flights import Flights, Shard
-from routing.policy import check, choose
+from routing.penalties import Outcome
+from routing.policy import Policy, Query, check
+from routing.prefix import BLOCK_CHARS
 from wire.bus import Record
 from wire.clock import Clock
-from wire.messages import DemandSignal, EngineSignal, Request, Snapshot
+from wire.messages import DemandSignal, Dispatches, End, EngineSignal, Refused, Request, Snapshot
 
 log = logging.getLogger(__name__)
 ENGINE_HEARD_MS = 10_000
 """a ready engine not heard for longer is no reason to say that this ingress is ready"""
+CHARS_PER_TOKEN = 4
 
 
 class Weights:
@@ -52,31 +54,50 @@ class Weights:
 
 
 class Router:
-    """Chooses targets and keeps count of what is in flight to them."""
+    """Chooses targets, and knows what was sent: by this ingress, and by the others of its region."""
 
-    def __init__(self, weights: Weights, siblings: Siblings, metrics: Metrics, clock: Clock) -> None:
+    def __init__(
+        self,
+        weights: Weights,
+        incarnation: str,
+        metrics: Metrics,
+        clock: Clock,
+        trips_ms: Mapping[str, float],
+        policy: type[Policy] = Policy,
+    ) -> None:
+        """`incarnation`: this ingress's, whose own dispatches are known already. `trips_ms`: to other regions."""
+        self._policy = policy
         self._weights = weights
-        self._siblings = siblings
+        self._incarnation = incarnation
         self._metrics = metrics
         self._clock = clock
-        self._signals: dict[Shard, EngineSignal] = {}
+        self._trips_ms = trips_ms
+        self._policies: dict[str, Policy] = {}
+        self._heard_ms: float = -ENGINE_HEARD_MS
+        """when a ready engine measured its latest signal"""
         self._budget = RetryBudget(now_ms=clock.monotonic_ms())
-        self.flights = Flights()
+        self._priced: Snapshot | None = None
+        """the snapshot that the budget was tightened by"""
 
     def heard(self, signal: EngineSignal | DemandSignal, record: Record) -> None:
-        """Take a record of the signals topic: an engine's latest word, by its primary shard."""
-        if not isinstance(signal, EngineSignal) or not signal.shards:
+        """Take a record of the signals topic."""
+        if not isinstance(signal, EngineSignal):
             return
-        primary = (signal.fleet, signal.shards[0])
-        for shard, known in list(self._signals.items()):
-            if known.engine == signal.engine and shard != primary:
-                del self._signals[shard]
-        self._signals[primary] = signal
+        self.policy(signal.model).board.heard(signal)
+        if signal.state == "ready" and signal.shards:
+            self._heard_ms = max(self._heard_ms, signal.at_ms)
 
-    def first(self, request: Request, candidates: Sequence[Target]) -> Target | None:
+    def told(self, message: Dispatches, record: Record) -> None:
+        """Take a record of the dispatches topic; one's own are skipped."""
+        if message.incarnation != self._incarnation:
+            for dispatch in message.sent:
+                self.policy(dispatch.model).board.told((dispatch,), message.at_ms)
+
+    def first(self, request: Request, candidates: tuple[Target, ...]) -> Target | None:
         """The first attempt's target. ApiError 503 if the snapshot says to shed this request."""
         snapshot = self._weights.snapshots.get(request.model)
         if snapshot is not None:
+            self._tighten(snapshot)
             share = snapshot.shed.get(str(request.priority), 0.0)
             if share > 0 and mmh3.hash(request.request_id, seed=2, signed=False) / 2**32 < share:
                 self._metrics.shed.labels(request.model).inc()
@@ -84,7 +105,7 @@ class Router:
         self._budget.first_attempt(self._clock.monotonic_ms())
         return self._choose(request, candidates, frozenset())
 
-    def elsewhere(self, request: Request, candidates: Sequence[Target], tried: frozenset[Target]) -> Target | None:
+    def elsewhere(self, request: Request, candidates: tuple[Target, ...], tried: frozenset[Target]) -> Target | None:
         """Another target than those tried, if there is one and the retry budget allows it."""
         target = self._choose(request, candidates, tried)
         if target is None:
@@ -95,25 +116,88 @@ class Router:
         self._metrics.retries.inc()
         return target
 
+    def sent(self, request: Request, attempt: int, target: Target) -> None:
+        """An attempt was sent."""
+        name, now_ms = (request.request_id, attempt), self._clock.now_ms()
+        self.policy(request.model).board.sent(name, target, estimated_tokens(request), request.prefix_chain, now_ms)
+
+    def ended(self, request: Request, attempt: int, outcome: Outcome | None = None) -> None:
+        """An attempt is over, once or again; the first time its outcome counts."""
+        self.policy(request.model).board.ended((request.request_id, attempt), outcome, self._clock.now_ms())
+
+    def told_of(self, request: Request, entry: Refused | End) -> None:
+        """An owner says that an attempt is over."""
+        self.ended(request, entry.attempt, outcome_of(entry))
+        if isinstance(entry, End) and entry.reason in NATURAL:
+            for tokens in entry.tokens:
+                self.policy(request.model).board.lengths.add(tokens)
+
     def engine_known(self) -> bool:
         """Whether any engine is known that could serve: a fresh signal of a ready one, or a route."""
         oldest_ms = self._clock.now_ms() - ENGINE_HEARD_MS
-        return any(s.state == "ready" and s.at_ms >= oldest_ms for s in self._signals.values()) or any(
+        return self._heard_ms >= oldest_ms or any(
             snapshot.routes and snapshot.created_ms >= oldest_ms for snapshot in self._weights.snapshots.values()
         )
 
-    def _choose(self, request: Request, candidates: Sequence[Target], tried: frozenset[Target]) -> Target | None:
-        unseen = self.flights.unseen(self._signals)
-        self._siblings.add_unseen(unseen, self._signals)
-        choice = choose(
-            request_id=request.request_id,
-            model=request.model,
-            candidates=candidates,
-            snapshot=self._weights.snapshots.get(request.model),
-            now_ms=self._clock.now_ms(),
-            in_flight=self.flights.counts,
-            signals=self._signals,
-            exclude=tried,
-            unseen=unseen,
-        )
-        return None if choice is None else Target(choice.fleet, choice.shard)
+    def policy(self, model: str) -> Policy:
+        """A model's policy, with its board."""
+        policy = self._policies.get(model)
+        if policy is None:
+            board = Board(block_tokens=BLOCK_CHARS // CHARS_PER_TOKEN, trips_ms=self._trips_ms)
+            policy = self._policies[model] = self._policy(board)
+        return policy
+
+    def _tighten(self, snapshot: Snapshot) -> None:
+        """The retries that there may be, by the latest prices: one budget, whatever the model."""
+        if snapshot is not self._priced:
+            self._priced = snapshot
+            prices = snapshot.shadow_prices
+            refusing = any(share > 0 for share in snapshot.shed.values())
+            ratio = ratio_at(prices.get("latency_ms"), prices.get("request_ms"), refusing=refusing)
+            self._budget.tighten(ratio)
+
+    def _choose(self, request: Request, candidates: tuple[Target, ...], tried: frozenset[Target]) -> Target | None:
+        policy, now_ms = self.policy(request.model), self._clock.now_ms()
+        policy.follow(self._weights.snapshots.get(request.model))
+        choice = policy.choose(query(request, candidates, now_ms), now_ms, tried)
+        if choice is None:
+            return None
+        metrics = self._metrics
+        metrics.choices.labels(request.model, choice.reason).inc()
+        metrics.expected_loss.labels(request.model).observe(choice.loss)
+        metrics.affine_tokens.labels(request.model).inc(choice.cached_tokens)
+        metrics.routed_tokens.labels(request.model).inc(estimated_tokens(request))
+        return Target(choice.fleet, choice.shard)
+
+
+def query(request: Request, candidates: tuple[Target, ...], now_ms: int) -> Query:
+    """What the policy needs to know of a request."""
+    body = request.body
+    wanted = {"tools": body.tools, "response_format": body.response_format, "logprobs": body.logprobs is not None}
+    return Query(
+        request_id=request.request_id,
+        model=request.model,
+        candidates=candidates,
+        prompt_tokens=max(estimated_tokens(request), 1),
+        prefix_chain=request.prefix_chain,
+        residency=request.residency,
+        features=frozenset(name for name, wants in wanted.items() if wants),
+        waited_ms=float(max(now_ms - request.created_ms, 0)),
+    )
+
+
+def estimated_tokens(request: Request) -> int:
+    """A prompt's length before anybody has tokenised it."""
+    body = request.body
+    if body.prompt is not None:
+        return len(body.prompt) // CHARS_PER_TOKEN if isinstance(body.prompt, str) else len(body.prompt)
+    return sum(len(message.get("content") or "") for message in body.messages) // CHARS_PER_TOKEN
+
+
+def outcome_of(entry: Refused | End) -> Outcome | None:
+    """What an ending says of the engine; None for one that says nothing: a cancelled or expired attempt's."""
+    if isinstance(entry, Refused):
+        if entry.status in (429, 503):
+            return "overloaded"
+        return "client_error" if entry.status < 500 else "failed"
+    return "answered" if entry.reason in NATURAL else "failed" if entry.reason == "error" else None

@@ -12,7 +12,7 @@ from starlette.types import ASGIApp
 from ingress.app import build_app
 from ingress.credentials import Authenticator, hmac_secret
 from ingress.demand import Demand
-from ingress.dispatches import Broadcast, Siblings
+from ingress.dispatches import Broadcast
 from ingress.gateway import Gateway
 from ingress.life import Patience
 from ingress.metrics import Metrics
@@ -22,6 +22,8 @@ from ingress.replies import Replies
 from ingress.router import Router, Weights
 from ingress.sender import Sender
 from ingress.views import Views
+from routing.earlier import EarlierPolicy
+from routing.policy import Policy
 from wire import ids
 from wire.bus import Bus, Producer
 from wire.clock import Clock
@@ -165,8 +167,9 @@ async def build(settings: Settings, buses: Mapping[str, Bus], clock: Clock) -> I
     bus = buses[settings.region]
     reply = ReplyTo(region=settings.region, slot=settings.slot, incarnation=ids.incarnation(clock.now_ms()))
     metrics = Metrics()
-    weights, siblings = Weights(reply.region), Siblings(reply.incarnation, clock)
-    router = Router(weights, siblings, metrics, clock)
+    weights = Weights(reply.region)
+    policy = EarlierPolicy if settings.routing_policy == "earlier" else Policy
+    router = Router(weights, reply.incarnation, metrics, clock, settings.trips_ms(reply.region), policy)
     leader = await bus.producer(acks="leader", client_id="ingress-signals")
     requests = {region: await other.producer(client_id="ingress-requests") for region, other in buses.items()}
     dead = dead_letters(leader, f"ingress/{reply.slot}", clock)
@@ -176,7 +179,7 @@ async def build(settings: Settings, buses: Mapping[str, Bus], clock: Clock) -> I
         clock,
         requests=requests,
         leader=leader,
-        views=Views(bus, reply.region, weights, router, siblings, dead, clock),
+        views=Views(bus, reply.region, weights, router, dead, clock),
         router=router,
         replies=lambda relay: Replies(reader, reply, relay.frames, dead, metrics),
         reply=reply,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from ingress.dispatches import Siblings
 from ingress.router import Router, Weights
 from wire.bus import Bus
 from wire.clock import Clock
@@ -14,9 +13,7 @@ from wire.topics import CATALOGUE, CREDENTIALS, SIGNALS, WEIGHTS, dispatches
 class Views:
     """Five topics, followed."""
 
-    def __init__(
-        self, bus: Bus, region: str, weights: Weights, router: Router, siblings: Siblings, dead: Dump, clock: Clock
-    ) -> None:
+    def __init__(self, bus: Bus, region: str, weights: Weights, router: Router, dead: Dump, clock: Clock) -> None:
         self.credentials = Follower[Credential](bus, CREDENTIALS, Credential, clock=clock, dead=dead)
         self.models = Follower[Model](bus, CATALOGUE, Model, clock=clock, dead=dead)
         self._readings = (
@@ -24,7 +21,7 @@ class Views:
             self.models,
             Follower[Snapshot](bus, WEIGHTS, Snapshot, clock=clock, dead=dead, on_change=weights.changed),
             Tail[EngineSignal | DemandSignal](bus, SIGNALS, EngineSignal | DemandSignal, router.heard, dead=dead),
-            Tail[Dispatches](bus, dispatches(region), Dispatches, siblings.heard, dead=dead),
+            Tail[Dispatches](bus, dispatches(region), Dispatches, router.told, dead=dead),
         )
 
     async def start(self) -> None:

@@ -218,6 +218,28 @@ def bench_pipeline(count: int, output: Path | None, as_json: bool) -> None:
     click.echo(pipeline.as_json(result) if as_json else pipeline.as_text(result))
 
 
+@bench.command("routing")
+@click.option("--section", "sections", multiple=True, help="Only this part; may be repeated. [default: all]")
+@click.option("--policy", "policies", multiple=True, help="Only this policy; may be repeated. [default: all]")
+@click.option("--quick", is_flag=True, help="Only the beginning of each trace.")
+@click.option("--peers", is_flag=True, help="Run the real router of ai-dynamo, too, in an environment of its own.")
+@click.option("--output", type=click.Path(path_type=Path, file_okay=False), help="Write figures and charts here.")
+@_json
+def bench_routing(
+    sections: tuple[str, ...],
+    policies: tuple[str, ...],
+    quick: bool,
+    peers: bool,
+    output: Path | None,
+    as_json: bool,
+) -> None:
+    """Compare ways to route in virtual time, on traces of real traffic. Starts no stack."""
+    from millstream.bench import routing
+
+    found = routing.measure(sections, policies, quick=quick, peers=peers, output=output, say=_say)
+    click.echo(routing.as_json(found) if as_json else routing.as_text(found))
+
+
 @cli.command(short_help="Account for ten thousand requests.")
 @click.option("--requests", "count", type=click.IntRange(100), default=10_000, show_default=True)
 @click.option("--at-once", type=click.IntRange(1), default=64, show_default=True)

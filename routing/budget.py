@@ -12,6 +12,24 @@ HORIZON_MS = 10_000.0
 """The recent past: unspent budget is worth this much traffic at most"""
 
 
+RATIO = 0.1
+"""Retries per first attempt while there is room: load is amplified by a tenth at most"""
+
+
+def ratio_at(latency_ms: float | None, request_ms: float | None, *, refusing: bool) -> float:
+    """The ratio that a snapshot's prices allow: RATIO while half of the capacity is free, then ever less.
+
+    `latency_ms` ÷ `request_ms`, what a request takes by what one more costs in all, is the share of capacity that is
+    free, where latency is 1 ÷ (1 − load) and so one more costs 1 ÷ (1 − load)². While requests are refused a retry
+    takes another's place: then there are none but the reserve.
+    """
+    if refusing:
+        return 0.0
+    if not latency_ms or not request_ms or not 0 < latency_ms <= request_ms < math.inf:
+        return RATIO
+    return RATIO * min(1.0, 2 * latency_ms / request_ms)
+
+
 class RetryBudget:
     """A token bucket filled by first attempts. Its cap moves with the traffic, so that no calm hour saves up a storm.
 
@@ -19,7 +37,7 @@ class RetryBudget:
     HORIZON_MS: one lone request must be able to try again.
     """
 
-    def __init__(self, *, ratio: float = 0.1, reserve: float = 3.0, now_ms: float = 0.0) -> None:
+    def __init__(self, *, ratio: float = RATIO, reserve: float = 3.0, now_ms: float = 0.0) -> None:
         self._ratio = _share(ratio)
         self._reserve = reserve
         self._recent = 0.0

@@ -31,21 +31,21 @@ class Penalty:
     """How little an engine is trusted, as of a time."""
 
     value: float = 0.0
-    at_ms: int = 0
+    at_ms: float = 0
 
 
-def penalty_at(penalty: Penalty, now_ms: int) -> float:
+def penalty_at(penalty: Penalty, now_ms: float) -> float:
     """What is left of it now. A clock that went back decays nothing."""
     age_ms = max(now_ms - penalty.at_ms, 0)
     return float(penalty.value * 2.0 ** (-age_ms / HALF_LIFE_MS))
 
 
-def punish(penalty: Penalty, outcome: Outcome, now_ms: int) -> Penalty:
+def punish(penalty: Penalty, outcome: Outcome, now_ms: float) -> Penalty:
     """The penalty after an outcome: each failure halves the weight, until MAX_PENALTY."""
     return grown(penalty, _BLAME[outcome], now_ms)
 
 
-def grown(penalty: Penalty, blame: float, now_ms: int) -> Penalty:
+def grown(penalty: Penalty, blame: float, now_ms: float) -> Penalty:
     """The penalty after `blame` (0 to 1): the share of failures among what just ended. Never younger than it was."""
     value = min(penalty_at(penalty, now_ms) + min(max(blame, 0.0), 1.0), MAX_PENALTY)
     return Penalty(value, max(now_ms, penalty.at_ms))

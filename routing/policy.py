@@ -1,49 +1,83 @@
-"""Which shard a request goes to. Pure: everything known is passed in, and the same input gives the same choice.
+"""Which shard a request goes to. What is known is on the board; the same board and query give the same choice.
 
-1. A snapshot's weights say how the traffic is shared: a draw by weight, keyed by the request id. An engine that holds
-   clearly more than its share already is passed over for another one drawn. So neither one stale snapshot nor sixteen
-   ingresses that hold the same one make a herd, and a burst is levelled before control has heard of it.
-2. The older the snapshot, the more equal the weights and the more draws: no cliff, at the end the least load wins.
-3. Without a snapshot: murmur3(model + request id) mod N.
-4. A shard that is excluded (it was tried) leaves the draw; what is drawn instead is the backup.
+1. Eligible: a shard of the request's version and regions, with a weight in the snapshot, whose engine is ready, isn't
+   silent, has the features, and takes as many tokens. A shard that was tried is left out; then the choice is a backup.
+2. The snapshot's weights say how the traffic is shared between regions and pools: one is drawn, by the request id.
+3. Within it, the least expected loss (`routing.loss`), to this request and to those that are there, counts: longest
+   prefix, backlog and slack of every engine in one number. Who got clearly more than the share that the snapshot gives
+   it pays a price, so weights bind without taking the place of what is known of the moment.
+4. Equal losses are drawn by weight. So idle engines share, and many ingresses that know the same don't herd.
+5. The older the snapshot, the more equal the weights and the lower the price: no cliff, in the end the loss counts.
+6. Without a snapshot: murmur3(model + request id) mod N.
 """
 
 from __future__ import annotations
 
 import math
 from bisect import bisect
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import mmh3
+import numpy as np
+from numpy.typing import NDArray
 
+from routing.board import Board, Candidate, Mask, Rows, Shard
 from routing.errors import BadSnapshot
+from routing.loss import Floats, own_loss, prefill_ms, rise
 from wire.fleet import Fleet
-from wire.messages import EngineSignal, Snapshot
+from wire.messages import Snapshot
 
 FRESH_MS = 3_000
-"""A snapshot up to this age is followed as it is"""
+"""A snapshot up to this age is followed as it is: control may miss two of its rounds"""
 STALE_MS = 30_000
-"""From this age on its weights mean nothing any more"""
-SILENT_MS = 3_000
-"""An engine that is heard this much less recently than another is taken to be gone"""
+"""From this age on its weights mean nothing any more: load has turned over several times"""
+SILENT_MS = 1_500
+"""An engine that is heard this much less recently than another is taken to be gone: it missed two of its signals"""
 
 CLEARLY = 1.25
-"""How many times its share of the requests an engine may hold before it is passed over: less is noise"""
+"""How many times its share of the recent requests an engine may get for nothing: one that holds the right prefixes, or
+the short prompts of a burst, may well get more than others"""
+NOISE = 2.0
+"""And so many standard errors of a random count"""
+EXCESS_PRICE = 1.0
+"""Requests lost that each further share costs: twice what the snapshot allows is as bad as losing this request"""
+TIE = 1e-3
+"""Losses that differ by less are equal: a thousandth of a request is below what the estimates mean"""
+TRIED = 16
+"""Engines at which it is weighed what others would lose. An engine with the least sum is rarely far behind in what the
+request itself would lose; it would be among the other 48 of 64 in fewer than one choice of a hundred"""
+MOST = 1e300
+"""Any loss is less"""
+PLANS = 1_024
+"""Sets of candidates whose rows are remembered: one a model's version and region"""
 
-Shard = tuple[Fleet, int]
-Reason = Literal["weighted", "local", "backup", "hashed"]
-"""by a snapshot's weights · by local load, the snapshot being stale · another one failed · without any knowledge"""
-_NONE: Mapping[Shard, int] = {}
+Reason = Literal["affinity", "loss", "weight", "local", "backup", "hashed"]
+"""least loss, having the prompt's beginning · least loss · equal losses, drawn by weight · least loss, the snapshot
+being stale · another one failed · without any knowledge"""
+NOTHING: frozenset[Shard] = frozenset()
 
 
-class Candidate(NamedTuple):
-    """A shard that could serve the request."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Query:
+    """A request that must go somewhere."""
 
-    fleet: Fleet
-    shard: int
+    request_id: str
+    model: str
+    candidates: tuple[Candidate, ...]
+    """every shard of every fleet that may serve it: its version, in the regions where it may be. The same tuple for the
+    same fleets is recognised, and quicker"""
+    prompt_tokens: int = 1
+    answer_tokens: int = 0
+    """at most; 0 where nobody said"""
+    prefix_chain: tuple[int, ...] = ()
+    residency: str | None = None
+    """the region it must not leave"""
+    features: frozenset[str] = frozenset()
+    waited_ms: float = 0.0
+    """since it came in"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,47 +87,163 @@ class Choice:
     fleet: Fleet
     shard: int
     reason: Reason
+    loss: float = 0.0
+    """expected, in requests; 0 where nothing was weighed"""
+    cached_tokens: int = 0
+    """of the prompt, thought to be in its cache"""
 
 
-class _Option(NamedTuple):
-    """A candidate that may be chosen, the weight it has and the last that was heard of its engine."""
+@dataclass(slots=True, kw_only=True)
+class Plan:
+    """The engines to choose among: what follows from candidates and snapshot alone, entry by entry."""
 
-    candidate: Candidate
-    weight: float
-    signal: EngineSignal | None
+    asked: tuple[Candidate, ...]
+    """what was asked for"""
+    candidates: tuple[Candidate, ...]
+    """of these, those that may be weighed"""
+    rows: Rows
+    places: NDArray[np.intp]
+    """the same, as numbers"""
+    weights: Floats
+    """their shares of one another"""
+    groups: NDArray[np.intp]
+    """which region and pool, numbered"""
+    alive: Mask
+    """by the signals so far: `Board.living`"""
+    signals: int
 
 
-def choose(
-    *,
-    request_id: str,
-    model: str,
-    candidates: Sequence[Candidate],
-    snapshot: Snapshot | None,
-    now_ms: int,
-    in_flight: Mapping[Shard, int],
-    signals: Mapping[Shard, EngineSignal],
-    exclude: frozenset[Shard] = frozenset(),
-    unseen: Mapping[Shard, int] = _NONE,
-) -> Choice | None:
-    """The shard for a request; None if there is no candidate that isn't excluded.
+class Policy:
+    """Chooses for one model, from its board and the latest snapshot that was followed."""
 
-    `candidates`: every shard of every fleet that may serve it. `signals`: an engine's latest signal by its primary
-    shard. `in_flight`: this ingress's own unended attempts. `unseen`: those of them too young to be in the signals.
-    A snapshot with a weight that is negative or no number counts as none.
-    """
-    usable = [c for c in candidates if c not in exclude] if exclude else candidates
-    if not usable:
-        return None
-    draw = _Draw(request_id, model)
-    if snapshot is not None and _sound(snapshot):
-        known = _Known(in_flight, signals, unseen)
-        if options := _routed(snapshot, usable, signals):
-            relax = relaxation(now_ms - snapshot.created_ms)
-            reason: Reason = "backup" if exclude else "local" if relax == 1 else "weighted"
-            return Choice(*_weighted(_one_pool(options, draw), relax, draw, known), reason)
-        if options := _heard(usable, signals):
-            return Choice(*_weighted(options, 1.0, draw, known), "backup")
-    return Choice(*_hashed(candidates, exclude, draw), "hashed")
+    def __init__(self, board: Board) -> None:
+        self.board = board
+        self._followed: Snapshot | None = None
+        self._snapshot: Snapshot | None = None
+        """the followed one, if it is sound"""
+        self._plans: dict[int, Plan] = {}
+
+    def follow(self, snapshot: Snapshot | None) -> None:
+        """The weights to keep to from now on. One with a weight that is negative or no number counts as none."""
+        if snapshot is self._followed:
+            return
+        self._followed = snapshot
+        self._snapshot = snapshot if snapshot is not None and _sound(snapshot) else None
+        self._plans.clear()
+
+    def choose(self, query: Query, now_ms: float, exclude: frozenset[Shard] = NOTHING) -> Choice | None:
+        """The shard for a request; None if there is no candidate that isn't excluded."""
+        if not query.candidates or (exclude and exclude.issuperset(query.candidates)):
+            return None
+        draw = Draw(query.request_id, query.model)
+        if self._snapshot is not None:
+            plan = self._plan(query.candidates, self._snapshot)
+            if (able := self._able(query, plan, exclude)) is not None:
+                relax = relaxation(now_ms - self._snapshot.created_ms)
+                reason: Reason | None = "backup" if exclude else "local" if relax == 1 else None
+                return self._least(query, plan, _one_group(plan, able, draw), relax, draw, now_ms, reason)
+            plan = self._make_plan(query.candidates, dict.fromkeys(self._spoken(query.candidates), 1.0))
+            if (able := self._able(query, plan, exclude)) is not None:
+                return self._least(query, plan, able, 1.0, draw, now_ms, "backup")
+        return Choice(*_hashed(query.candidates, exclude, draw), "hashed")
+
+    def _able(self, query: Query, plan: Plan, exclude: frozenset[Shard]) -> Mask | None:
+        """Which of the plan's candidates may be chosen; None if none may."""
+        board, rows = self.board, plan.rows
+        if not plan.candidates:
+            return None
+        if plan.signals != board.signals:
+            plan.alive, plan.signals = board.living(rows, SILENT_MS), board.signals
+        able: Mask = plan.alive & board.takes(rows, query.prompt_tokens + query.answer_tokens)
+        if query.residency is not None:
+            able &= np.array([candidate.fleet.region == query.residency for candidate in plan.candidates])
+        if query.features:
+            able &= board.offers(rows, query.features)
+        if exclude:
+            able &= np.array([candidate not in exclude for candidate in plan.candidates])
+        return able if able.any() else None
+
+    def _least(
+        self, query: Query, plan: Plan, able: Mask, relax: float, draw: Draw, now_ms: float, reason: Reason | None
+    ) -> Choice:
+        """The least loss; of equal ones, a draw by weight."""
+        board, rows = self.board, plan.rows
+        blocks = np.array(board.chains.matches(query.prefix_chain, board.size))[rows]
+        new_tokens = np.maximum(query.prompt_tokens - blocks * board.block_tokens, 1.0)
+        weights = _faded(plan.weights, relax) if relax else plan.weights
+        own, others = self._losses(query, plan, new_tokens, now_ms)
+        if board.blamed:
+            own += board.risk(rows, now_ms)
+        if relax < 1:
+            own += (1 - relax) * _excess(board.lately(rows, now_ms), weights)
+        own[~able] = np.inf
+        some = _promising(own)
+        loss = own[some] + others(some)
+        least = loss.min()
+        tied = some[loss <= least + TIE].tolist()
+        best = tied[0] if len(tied) == 1 else tied[draw.pick([weights.item(n) for n in tied], 1)]
+        cached = query.prompt_tokens - int(new_tokens[best])
+        if reason is None:
+            reason = "weight" if len(tied) > 1 else "affinity" if 0 < blocks[best] == blocks.max() else "loss"
+        fleet, shard = plan.candidates[best]
+        return Choice(fleet, shard, reason, float(least), cached)
+
+    def _losses(
+        self, query: Query, plan: Plan, new_tokens: Floats, now_ms: float
+    ) -> tuple[Floats, Callable[[NDArray[np.intp]], Floats]]:
+        """The request's own losses at a plan's candidates; and for some of them, what others would lose there."""
+        board = self.board
+        state = board.state(plan.rows, now_ms)
+        prompt_ms, pieces = prefill_ms(state, new_tokens)
+        after_ms = state.decode_ms + state.decode_token_ms * query.prompt_tokens
+        waited_ms = query.waited_ms + board.trips_ms(plan.rows)
+        own = own_loss(
+            state, prompt_ms=prompt_ms, pieces=pieces, after_ms=after_ms, waited_ms=waited_ms, targets=board.targets
+        )
+
+        def others(some: NDArray[np.intp]) -> Floats:
+            crowd = board.crowd(plan.places[some], state.backlog_ms[some], state.gained_ms[some], state.rested_ms[some])
+            return rise(
+                crowd,
+                prompt_ms=prompt_ms[some],
+                before_ms=state.decode_ms[some],
+                after_ms=after_ms[some],
+                table=board.lengths.table,
+                targets=board.targets,
+            )
+
+        return own, others
+
+    def _spoken(self, candidates: tuple[Candidate, ...]) -> list[Candidate]:
+        """Those whose engine has been heard."""
+        speaks = self.board.speaks(self.board.rows(candidates))
+        return [candidate for candidate, spoke in zip(candidates, speaks, strict=True) if spoke]
+
+    def _plan(self, candidates: tuple[Candidate, ...], snapshot: Snapshot) -> Plan:
+        plan = self._plans.get(id(candidates))
+        if plan is None or plan.asked is not candidates:
+            if len(self._plans) >= PLANS:
+                self._plans.clear()
+            routed = {Candidate(route.fleet, route.shard): route.weight for route in snapshot.routes}
+            plan = self._plans[id(candidates)] = self._make_plan(candidates, routed)
+        return plan
+
+    def _make_plan(self, asked: tuple[Candidate, ...], routed: Mapping[Candidate, float]) -> Plan:
+        candidates = tuple(candidate for candidate in asked if routed.get(candidate, 0.0) > 0)
+        names = [(fleet.region, fleet.pool) for fleet, _ in candidates]
+        numbers = {name: number for number, name in enumerate(dict.fromkeys(names))}
+        weights = np.array([routed[candidate] for candidate in candidates])
+        rows = self.board.rows(candidates)
+        return Plan(
+            asked=asked,
+            candidates=candidates,
+            rows=rows,
+            places=np.arange(self.board.size)[rows],
+            weights=weights / weights.sum() if candidates else weights,
+            groups=np.array([numbers[name] for name in names], dtype=np.intp),
+            alive=np.zeros(len(candidates), dtype=bool),
+            signals=-1,
+        )
 
 
 def check(snapshot: Snapshot) -> None:
@@ -104,78 +254,12 @@ def check(snapshot: Snapshot) -> None:
         raise BadSnapshot(f"the weights of the snapshot of {snapshot.model!r} don't sum to 1")
 
 
-def relaxation(age_ms: int) -> float:
+def relaxation(age_ms: float) -> float:
     """How far a snapshot of this age is given up: 0 = followed as it is, 1 = not at all."""
     return min(max((age_ms - FRESH_MS) / (STALE_MS - FRESH_MS), 0.0), 1.0)
 
 
-def _sound(snapshot: Snapshot) -> bool:
-    return all(0 <= route.weight < math.inf for route in snapshot.routes)
-
-
-def _routed(snapshot: Snapshot, usable: Iterable[Candidate], signals: Mapping[Shard, EngineSignal]) -> list[_Option]:
-    """The routes that may be taken: weighted, among the candidates, and as far as known ready and not silent."""
-    allowed: dict[Shard, Candidate] = {candidate: candidate for candidate in usable}
-    options = []
-    for route in snapshot.routes:
-        candidate = allowed.get((route.fleet, route.shard))
-        if candidate is not None and route.weight > 0:
-            options.append(_Option(candidate, route.weight, signals.get(candidate)))
-    return _living(options)
-
-
-def _heard(usable: Iterable[Candidate], signals: Mapping[Shard, EngineSignal]) -> list[_Option]:
-    """The candidates whose own signals say that they are ready, whatever the snapshot thinks of them."""
-    return _living(_Option(c, 1.0, signals[c]) for c in usable if c in signals)
-
-
-def _living(options: Iterable[_Option]) -> list[_Option]:
-    """Without those whose own signal says that they aren't ready, or that fell silent while others were heard.
-
-    Silence is judged against the latest signal, not the clock: when all are silent, it's the log that is.
-    """
-    ready = [option for option in options if option.signal is None or option.signal.state == "ready"]
-    latest_ms = max((option.signal.at_ms for option in ready if option.signal is not None), default=0)
-    return [o for o in ready if o.signal is None or latest_ms - o.signal.at_ms <= SILENT_MS]
-
-
-def _one_pool(options: list[_Option], draw: _Draw) -> list[_Option]:
-    """The options of one pool, drawn by weight: how much a pool gets is the snapshot's to say, not local load's."""
-    pool = options[draw.pick([option.weight for option in options], 0)].candidate.fleet.pool
-    return [option for option in options if option.candidate.fleet.pool == pool]
-
-
-def _weighted(options: list[_Option], relax: float, draw: _Draw, known: _Known) -> Candidate:
-    """Draw one by weight. If it holds clearly more than its weight's share of the requests that are running, the least
-    burdened of it and one other wins; with `relax` the weights are ever more equal and the others ever more."""
-    requests = known.requests(options)
-    if relax == 1:
-        return options[_least(requests, known.slots(options), draw)].candidate
-    total = sum(option.weight for option in options)
-    weights = [(1 - relax) * option.weight / total + relax / len(options) for option in options]
-    chosen = draw.pick(weights, 1)
-    if len(options) == 1 or requests[chosen] <= (sum(requests) + 1) * weights[chosen] * CLEARLY:
-        return options[chosen].candidate
-    others = [0.0 if n == chosen else weight for n, weight in enumerate(weights)]
-    drawn = [chosen, *(draw.pick(others, 2 + n) for n in range(1 + round(relax * len(options))))]
-    return options[min(drawn, key=lambda n: (requests[n] + 1) / weights[n])].candidate
-
-
-def _least(requests: list[float], slots: list[float], draw: _Draw) -> int:
-    """The index with the fewest requests per slot, the new one included; ties are broken by the request id."""
-    loads = [(waiting + 1) / places for waiting, places in zip(requests, slots, strict=True)]
-    tied = [n for n, load in enumerate(loads) if load == min(loads)]
-    return tied[draw.number % len(tied)]
-
-
-def _hashed(candidates: Sequence[Candidate], exclude: frozenset[Shard], draw: _Draw) -> Candidate:
-    """murmur3(model + request id) mod N in a stable order; an excluded shard's requests go to the next one."""
-    order = sorted(candidates)
-    start = draw.number % len(order)
-    return next(c for c in order[start:] + order[:start] if c not in exclude)
-
-
-class _Draw:
+class Draw:
     """Numbers that follow from the request alone, so that a decision can be replayed."""
 
     def __init__(self, request_id: str, model: str) -> None:
@@ -184,50 +268,53 @@ class _Draw:
         self._first, step = map(int, mmh3.hash64(key, seed=1, signed=False))
         self._step = step | 1
 
-    def pick(self, weights: list[float], n: int) -> int:
+    def pick(self, weights: Sequence[float], n: int) -> int:
         """An index, with its weight's share of probability; another `n`, another draw."""
         table = list(accumulate(weights))
         share = (self._first + n * self._step) % 2**64 / 2**64
         return min(bisect(table, share * table[-1]), len(table) - 1)
 
 
-@dataclass(frozen=True, slots=True)
-class _Known:
-    """What this ingress knows of load."""
-
-    in_flight: Mapping[Shard, int]
-    signals: Mapping[Shard, EngineSignal]
-    unseen: Mapping[Shard, int]
-
-    def requests(self, options: Sequence[_Option]) -> list[float]:
-        """Requests at each engine, by its signal and this ingress's own sends. Unknown isn't zero: it is the mean of
-        what is known, and at least this ingress's own."""
-        told = [self._told(option) for option in options]
-        mean = _mean([count for count in told if count is not None], 0.0)
-        return [
-            max(mean, self._own(option.candidate)) if count is None else count
-            for count, option in zip(told, options, strict=True)
-        ]
-
-    def slots(self, options: Sequence[_Option]) -> list[float]:
-        """Requests that each runs at once; where that isn't known, the mean of what is."""
-        told = [None if option.signal is None else max(option.signal.slots, 1) for option in options]
-        mean = _mean([count for count in told if count is not None], 1.0)
-        return [mean if count is None else count for count in told]
-
-    def _told(self, option: _Option) -> int | None:
-        signal = option.signal
-        if signal is None:
-            return None
-        requests = signal.queued_requests + signal.running
-        if self.unseen:
-            requests += self.unseen.get(option.candidate, 0)
-        own = self._own(option.candidate)
-        return requests if requests > own else own
-
-    def _own(self, candidate: Candidate) -> int:
-        return self.in_flight.get(candidate, 0)
+def _sound(snapshot: Snapshot) -> bool:
+    return all(0 <= route.weight < math.inf for route in snapshot.routes)
 
 
-def _mean(values: list[int], otherwise: float) -> float:
-    return sum(values) / len(values) if values else otherwise
+def _promising(own: Floats) -> NDArray[np.intp]:
+    """The TRIED with the least losses of their own, those that tie with the last of them, and none that can't be."""
+    if len(own) > TRIED:
+        limit = min(np.partition(own, TRIED - 1).item(TRIED - 1) + TIE, MOST)
+    else:
+        limit = MOST
+    return (own <= limit).nonzero()[0]
+
+
+def _one_group(plan: Plan, able: Mask, draw: Draw) -> Mask:
+    """Those of one region and pool, drawn by weight: how much a pool gets is the snapshot's to say."""
+    groups = plan.groups
+    if groups.max() == 0:
+        return able
+    shares = np.bincount(groups, weights=plan.weights * able)
+    one: Mask = able & (groups == draw.pick(shares.tolist(), 0))
+    return one
+
+
+def _faded(weights: Floats, relax: float) -> Floats:
+    """Weights that are ever more equal, with `relax`."""
+    return weights * (1 - relax) + relax / len(weights)
+
+
+def _excess(lately: Floats, weights: Floats) -> Floats | float:
+    """The price of going clearly over a share: what was sent lately and this request, against the share of it all."""
+    due = weights * (float(lately.sum()) + 1)
+    over = lately - CLEARLY * due - NOISE * np.sqrt(due)
+    if over.max() <= 0:
+        return 0.0
+    price: Floats = EXCESS_PRICE * np.maximum(over, 0.0) / (due + 1)
+    return price
+
+
+def _hashed(candidates: Sequence[Candidate], exclude: frozenset[Shard], draw: Draw) -> Candidate:
+    """murmur3(model + request id) mod N in a stable order; an excluded shard's requests go to the next one."""
+    order = sorted(candidates)
+    start = draw.number % len(order)
+    return next(c for c in order[start:] + order[:start] if c not in exclude)

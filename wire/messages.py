@@ -398,6 +398,20 @@ class Sketch(Value, frozen=True, kw_only=True):
     sum_ms: float = 0.0
 
 
+class StepCost(Value, frozen=True, kw_only=True):
+    """How long an engine's steps take, in ms, as it has measured: with x prompt tokens, at most `piece_tokens`,
+    decode_ms + prefill_fixed_ms + prefill_token_ms · x + prefill_square_ms · x²."""
+
+    prefill_fixed_ms: float
+    prefill_token_ms: float
+    prefill_square_ms: float = 0.0
+    piece_tokens: int = 8_192
+    decode_ms: float
+    """of a step without a prompt, as full as the engine is now"""
+    decode_token_ms: float = 0.0
+    """what one more token in its cache adds to that"""
+
+
 class EngineSignal(Message, frozen=True, kw_only=True):
     """One engine's state, a few times a second. None is unknown, which is not zero."""
 
@@ -412,6 +426,7 @@ class EngineSignal(Message, frozen=True, kw_only=True):
     at_ms: int
     queued_requests: int
     queued_tokens: int
+    """of prompts, that must still be computed"""
     running: int
     slots: int
     """sequences it runs at once"""
@@ -419,6 +434,9 @@ class EngineSignal(Message, frozen=True, kw_only=True):
     kv_total_tokens: int | None = None
     prefill_tokens_per_s: float | None = None
     decode_tokens_per_s: float | None = None
+    step: StepCost | None = None
+    slacks_ms: tuple[int, ...] | None = None
+    """how far ahead of their pace its choices are, ascending; each stands for an equal share of them"""
     ttft: Sketch = Sketch()
     """since the last signal"""
     tbt: Sketch = Sketch()
@@ -427,6 +445,8 @@ class EngineSignal(Message, frozen=True, kw_only=True):
     errors: int = 0
     """endings in error and engine deaths since the last signal"""
     context_tokens: int | None = None
+    features: tuple[str, ...] | None = None
+    """what it can do beyond plain text; None: all there is"""
     prefixes_added: tuple[int, ...] = ()
     prefixes_evicted: tuple[int, ...] = ()
     prefixes_full: bool = False
@@ -444,6 +464,9 @@ class DemandSignal(Message, frozen=True, kw_only=True):
     at_ms: int
     requests_per_s: float | None = None
     tokens_per_s: float | None = None
+    prompt_tokens_per_s: float | None = None
+    priorities: dict[str, float] = {}
+    """requests a second by priority, as a decimal string"""
     accept: Sketch = Sketch()
     """produce → Accepted"""
     failures: int = 0
@@ -456,6 +479,7 @@ Signal = EngineSignal | DemandSignal
 class Dispatch(Value, frozen=True, kw_only=True):
     """One request an ingress just sent."""
 
+    model: str = ""
     fleet: Fleet
     shard: int
     prompt_tokens_estimate: int
@@ -483,6 +507,8 @@ class Route(Value, frozen=True, kw_only=True):
     free_slots: int | None = None
     prefill_tokens_per_s: float | None = None
     decode_tokens_per_s: float | None = None
+    capacity: float | None = None
+    """requests a second, as they are now"""
     penalty: float = 0.0
 
 
@@ -499,6 +525,8 @@ class Snapshot(Message, frozen=True, kw_only=True):
     """fraction that goes to the CPU pool"""
     shed: dict[str, float] = {}
     """priority as a decimal string → fraction to refuse"""
+    demand: float | None = None
+    """requests a second from the region"""
     shadow_prices: dict[str, float] = {}
     ttft: Sketch = Sketch()
     tbt: Sketch = Sketch()

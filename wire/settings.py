@@ -56,6 +56,12 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     clickhouse: ClickHouse = ClickHouse()
     """as JSON"""
 
+    round_trips_ms: dict[str, float] = {}
+    """between two regions, as JSON: {"eu/us": 90}; what isn't named takes none"""
+
+    routing_policy: str = "marginal"
+    """marginal: least expected loss within the optimizer's weights; earlier: hashing by a feedback loop's weights"""
+
     # ingress
     host: str = "127.0.0.1"
     port: int = 8080
@@ -140,6 +146,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             )
         if self.engine_kind not in ("torch", "simulated"):
             raise SettingsError(f"{PREFIX}ENGINE_KIND is {self.engine_kind!r}; use torch or simulated")
+        if self.routing_policy not in ("marginal", "earlier"):
+            raise SettingsError(f"{PREFIX}ROUTING_POLICY is {self.routing_policy!r}; use marginal or earlier")
         if self.pool not in ("gpu", "cpu"):
             raise SettingsError(f"{PREFIX}POOL is {self.pool!r}; use gpu or cpu")
         if not 0 <= self.slot < self.slots:
@@ -157,6 +165,17 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         for name in ("port", "metrics_port"):
             if not 0 <= getattr(self, name) <= 65535:
                 raise SettingsError(f"{PREFIX}{name.upper()} is {getattr(self, name)}; a port is from 0 to 65535")
+
+    def between_ms(self) -> dict[tuple[str, str], float]:
+        """Round trips between regions, as pairs."""
+        return {(one, other): ms for pair, ms in self.round_trips_ms.items() for one, _, other in [pair.partition("/")]}
+
+    def trips_ms(self, region: str) -> dict[str, float]:
+        """Round trips from a region to each."""
+        return {
+            other: self.round_trips_ms.get(f"{region}/{other}", self.round_trips_ms.get(f"{other}/{region}", 0.0))
+            for other in self.regions
+        }
 
     @property
     def cluster(self) -> Cluster:

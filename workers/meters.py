@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import msgspec
 
+from routing.schedule import TARGETS
 from routing.sketch import Recorder
+from routing.slack import standins
 from wire.clock import Clock
 from wire.messages import EngineSignal
 from workers.engine.protocol import Emission, Key, Load
@@ -17,6 +19,8 @@ class Meters:
         self._clock = clock
         self._ttft, self._tbt = Recorder(), Recorder()
         self._last_ms: dict[tuple[Key, int], float] = {}
+        self._began: dict[tuple[Key, int], tuple[float, int]] = {}
+        """choice → when its first tokens came, and how many since"""
         self._finished = 0
         self._errors = 0
         self.load: Load | None = None
@@ -34,18 +38,28 @@ class Meters:
         self._errors += emission.error is not None
         if emission.end is None and emission.error is None:
             self._last_ms[name] = now_ms
+            first_ms, tokens = self._began.get(name, (now_ms, -len(emission.ids)))
+            self._began[name] = first_ms, tokens + len(emission.ids)
         else:
             self._finished += 1
             self._last_ms.pop(name, None)
+            self._began.pop(name, None)
 
     def forget(self, alive: set[Key]) -> None:
         """Only these run still: the others were cancelled, or their engine died."""
         self._last_ms = {name: ms for name, ms in self._last_ms.items() if name[0] in alive}
+        self._began = {name: began for name, began in self._began.items() if name[0] in alive}
 
     def died(self) -> None:
         """The engine died."""
         self._errors += 1
         self._last_ms.clear()
+        self._began.clear()
+
+    def _slacks_ms(self) -> list[float]:
+        """How far ahead of their pace the choices are that have begun."""
+        now_ms = self._clock.monotonic_ms()
+        return [TARGETS.tbt_ms * tokens - (now_ms - first_ms) for first_ms, tokens in self._began.values()]
 
     def signal(self, base: EngineSignal) -> EngineSignal:
         """`base` with the load and what was measured since the last call."""
@@ -57,6 +71,8 @@ class Meters:
             kv_total_tokens=load.kv_total_tokens if load else None,
             prefill_tokens_per_s=load.prefill_tokens_per_s if load else None,
             decode_tokens_per_s=load.decode_tokens_per_s if load else None,
+            step=load.step if load else None,
+            slacks_ms=standins(self._slacks_ms()),
             ttft=self._ttft.take(),
             tbt=self._tbt.take(),
             finished=finished,

@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from routing_world import MODEL, NOW_MS, signal
 
 from aggregator.windows import SILENT_MS, WINDOW_MS, Windows
 from routing import policy, sketch
+from routing.earlier import Feedback
 from routing.errors import BadSketch
 from wire.messages import DemandSignal, EngineSignal, Signal, Sketch, Snapshot
 
@@ -210,6 +211,7 @@ def test_a_broken_sketch_is_refused_whole(world: World) -> None:
         max_size=40,
     )
 )
+@settings(deadline=None)
 def test_whatever_is_said_snapshots_can_be_followed(said: list[tuple[EngineSignal | DemandSignal, int]]) -> None:
     world, version = World(), -1
     for one, after_ms in said:
@@ -219,3 +221,32 @@ def test_whatever_is_said_snapshots_can_be_followed(said: list[tuple[EngineSigna
             assert 0 <= made.error_rate <= 1
             assert made.version > version
         version = world.offset - 1
+
+
+# ---------------------------------------------------------------- what sets the weights
+
+
+def test_a_snapshot_says_what_was_asked_and_what_more_would_cost(world: World) -> None:
+    world.hear(signal(0), alive(model=MODEL, requests_per_s=0.4, priorities={"0": 0.4}))
+    made = world.snapshot()
+    assert made.demand == pytest.approx(0.4)
+    assert made.shadow_prices["request_ms"] >= made.shadow_prices["latency_ms"] > 0
+    assert all(route.capacity is not None for route in made.routes)
+
+
+def test_twice_what_there_is_room_for_is_shed(world: World) -> None:
+    world.hear(signal(0))
+    (route,) = world.snapshot().routes
+    world.hear(alive(model=MODEL, requests_per_s=2 * (route.capacity or 0), priorities={"0": 1.0, "1": 1.0}))
+    assert world.snapshot().shed == {"0": 1.0, "1": pytest.approx(0.05)}
+
+
+def test_the_earlier_designs_feedback_sets_the_weights_where_it_is_asked_to() -> None:
+    world = World()
+    world.windows = Windows(feedback=Feedback())
+    world.go_on(signal(0, running=30), signal(1, running=2), alive(), for_ms=5_000)
+    for _ in range(5):
+        made = world.snapshot()
+    weights = {route.engine: route.weight for route in made.routes}
+    assert weights["gpu-1"] > 0.6
+    assert sum(weights.values()) == pytest.approx(1)

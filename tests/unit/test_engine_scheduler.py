@@ -103,7 +103,22 @@ def test_a_step_decodes_everything_that_runs_and_prefills_within_its_budget() ->
     sizes = [(item.stepwise, len(item.ids)) for item in step(mine)]
     assert sizes == [(True, 1), (False, 10), (False, 6)]  # 10 + 7 exceed 16; 10 + 6 don't
     sizes = [(item.stepwise, len(item.ids)) for item in step(mine)]
-    assert sizes == [(True, 1), (True, 1), (False, 7), (True, 1)]
+    assert sizes == [(True, 1), (True, 1), (True, 1), (False, 7)]
+
+
+def test_a_step_computes_as_few_prompt_tokens_as_it_is_told_and_in_that_order() -> None:
+    mine = scheduler(replace(LIMITS, step_tokens=64))
+    for ref, length in ((1, 10), (2, 20), (3, 12)):
+        mine.add(make_sequence(ref, prompt(length)))
+    mine.admit()
+    one, two, three = (p.key for p in mine.prompts())
+    assert mine.plan(0) == []
+    assert [len(item.ids) for item in mine.plan(30, [three, two, one])] == [12, 16]
+    assert [len(item.ids) for item in mine.plan(1, [two])] == [16], "the first piece is whole"
+    mine.ran(mine.plan(16, [two]))
+    assert [(p.key.ref, p.tokens) for p in mine.prompts()] == [(1, 10), (2, 4), (3, 12)]
+    assert (mine.held_tokens(), list(mine.waiting())) == (16, [])
+    assert mine.load().waiting_tokens == 26
 
 
 def test_the_choices_of_a_request_share_its_prompt() -> None:

@@ -10,7 +10,6 @@ import pytest
 from ingress_world import FLEET, MODEL, SHARDS, signal
 
 from ingress.catalogue import targets
-from ingress.dispatches import REMEMBER_MS, Siblings
 from ingress.errors import ApiError
 from ingress.life import Target
 from ingress.metrics import Metrics
@@ -29,9 +28,10 @@ from wire.messages import (
     Cancel,
     Dispatch,
     Dispatches,
-    EngineSignal,
+    End,
     Model,
     ModelVersion,
+    Refused,
     ReplyTo,
     Request,
     Route,
@@ -71,8 +71,7 @@ class World:
         self.clock = ManualClock()
         self.metrics = Metrics()
         self.weights = Weights("local")
-        self.siblings = Siblings("me", self.clock)
-        self.router = Router(self.weights, self.siblings, self.metrics, self.clock)
+        self.router = Router(self.weights, "me", self.metrics, self.clock, {})
 
     def hear(self, **fields: Any) -> None:
         heard = msgspec.structs.replace(signal(self.clock), **fields)  # type: ignore[arg-type]
@@ -159,27 +158,48 @@ def test_an_engine_that_changes_its_primary_is_known_once() -> None:
     w = World()
     w.hear(shards=(0,))
     w.hear(shards=(1, 0))
+    board = w.router.policy(MODEL).board
+    rows = board.rows((A, B))
+    assert board.living(rows, 1_000).tolist() == [False, True]
     w.hear(shards=())
-    assert len(w.router._signals) == 1
-    assert next(iter(w.router._signals)) == B
+    assert board.living(rows, 1_000).tolist() == [False, False]
 
 
 def test_what_siblings_sent_counts_until_their_engines_know_it() -> None:
     w = World()
-    told = EngineSignal(**{f: getattr(signal(w.clock), f) for f in EngineSignal.__struct_fields__})  # type: ignore[arg-type]
-    counts: dict[tuple[Fleet, int], int] = {}
+    board = w.router.policy(MODEL).board
+    w.hear(shards=(0,))
     for ingress, incarnation in (("a", "other"), ("b", "me")):
-        sent = tuple(Dispatch(fleet=FLEET, shard=0, prompt_tokens_estimate=1) for _ in range(3))
+        sent = tuple(Dispatch(model=MODEL, fleet=FLEET, shard=0, prompt_tokens_estimate=1) for _ in range(3))
         message = Dispatches(ingress=ingress, incarnation=incarnation, at_ms=w.clock.now_ms(), sent=sent)
-        w.siblings.heard(message, RECORD)
-    w.siblings.add_unseen(counts, {A: told})
-    assert counts == {A: 3}, "one's own are counted elsewhere"
-    counts.clear()
-    w.siblings.add_unseen(counts, {A: msgspec.structs.replace(told, at_ms=told.at_ms + 1_000)})
-    assert counts == {}
-    w.clock.advance(REMEMBER_MS + 1)
-    w.siblings.add_unseen(counts, {A: told})
-    assert counts == {}
+        w.router.told(message, RECORD)
+    assert board.held(board.rows((A,))).tolist() == [3], "one's own are counted elsewhere"
+    w.clock.advance(1_000)
+    w.hear(shards=(0,))
+    assert board.held(board.rows((A,))).tolist() == [0]
+
+
+def test_an_owners_last_word_ends_an_attempt_and_says_what_it_was_worth() -> None:
+    w = World()
+    board = w.router.policy(MODEL).board
+    w.hear(shards=(0,))
+    refused: dict[str, Any] = {"request_id": "r", "attempt": 1, "epoch": 0, "code": None, "message": ""}
+    ended: dict[str, Any] = {"request_id": "r", "attempt": 1, "epoch": 0, "prompt_tokens": 1, "cached_tokens": 0}
+    entries = [
+        (Refused(**refused, status=400), 0.0),
+        (End(**ended, reason="stop", ends=("stop",), tokens=(5,), completion_tokens=5), 0.0),
+        (End(**ended, reason="cancelled", ends=(None,), tokens=(0,), completion_tokens=0), 0.0),
+        (Refused(**refused, status=429), 1 - 2**-0.5),
+        (End(**ended, reason="error", ends=(None,), tokens=(0,), completion_tokens=0), 1 - 2**-1.5),
+        (Refused(**refused, status=500), 1 - 2**-2.5),
+    ]
+    for entry, risk in entries:
+        w.router.sent(request(), 1, A)
+        assert board.open_at(A) == 1
+        w.router.told_of(request(), entry)
+        w.router.told_of(request(), entry)
+        assert board.open_at(A) == 0
+        assert board.risk(board.rows((A,)), w.clock.now_ms()).tolist() == pytest.approx([risk])
 
 
 def test_the_log_is_away_by_what_it_left_unacknowledged() -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from routing.budget import HORIZON_MS, RetryBudget
+from routing.budget import HORIZON_MS, RATIO, RetryBudget, ratio_at
 
 
 def test_a_lone_request_may_try_again_a_few_times() -> None:
@@ -78,3 +80,24 @@ def test_what_is_unspent_is_never_negative_and_never_over_the_cap(steps: list[tu
             budget.first_attempt(now_ms)
             first += 1
     assert retries <= 2 + 0.1 * first + 2 * latest_ms / HORIZON_MS + 1e-6
+
+
+@pytest.mark.parametrize(
+    ("latency_ms", "request_ms", "ratio"),
+    [
+        (100.0, 100.0, RATIO),
+        (100.0, 200.0, RATIO),  # half is free
+        (100.0, 400.0, RATIO / 2),  # a quarter
+        (100.0, 10_000.0, RATIO / 50),
+        (None, 100.0, RATIO),
+        (100.0, None, RATIO),
+        (100.0, math.nan, RATIO),
+        (100.0, math.inf, RATIO),
+        (-1.0, 100.0, RATIO),
+    ],
+)
+def test_the_dearer_one_more_request_is_the_fewer_retries(
+    latency_ms: float | None, request_ms: float | None, ratio: float
+) -> None:
+    assert ratio_at(latency_ms, request_ms, refusing=False) == pytest.approx(ratio)
+    assert ratio_at(latency_ms, request_ms, refusing=True) == 0

@@ -1,137 +1,148 @@
-"""The optimizer: weights are shares, a ready GPU engine beats the CPU pool, nothing ready is said and not hidden."""
+"""The optimizer: all demand routed or refused, the least latency, and prices that say what would help."""
 
 from __future__ import annotations
 
-import math
-
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
-from routing_world import MODEL, NOW_MS, fleet, signal
 
-from routing import policy
-from routing.optimizer import MAX_FALLBACK, EngineView, Plan, headroom, plan
-from routing.penalties import MAX_PENALTY
-from routing.profile import Profile
-from wire.messages import EngineSignal, Snapshot
+from routing import optimizer
+from routing.curve import Curve
+from routing.optimizer import HEADROOM, Group, Problem, Solution, solve
 
-
-def of(*signals: EngineSignal) -> Plan:
-    return plan(EngineView(signal=s) for s in signals)
+PLACES = ("A", "B", "C")
+FOUR_MS = {(a, b): 4.0 for a in PLACES for b in PLACES if a < b}
 
 
-def weights(made: Plan) -> dict[str, float]:
-    return {route.engine: route.weight for route in made.routes}
+def queue(capacity: float) -> Curve:
+    """1 ÷ (capacity − x) seconds."""
+    return Curve(base_ms=0.0, scale_ms=1_000 / capacity, capacity=capacity)
 
 
-def test_equal_engines_get_equal_shares() -> None:
-    assert weights(of(*(signal(n) for n in range(4)))) == pytest.approx({f"gpu-{n}": 0.25 for n in range(4)})
+def flat(capacity: float) -> Curve:
+    """No latency to speak of until it is full: the linear program."""
+    return Curve(base_ms=0.0, scale_ms=1e-6, capacity=capacity / HEADROOM)
 
 
-def test_the_engine_with_more_room_gets_more() -> None:
-    # (free + 1) / (slots + 1): 17/33 against 25/33
-    made = weights(of(signal(0, running=16), signal(1, running=8)))
-    assert made == pytest.approx({"gpu-0": 17 / 42, "gpu-1": 25 / 42})
+def three(curve: type[Curve] | object, **fields: object) -> Problem:
+    """The worked case: B has more than it can do, C has room, and A has just enough."""
+    known: dict[str, object] = {"demand": {"A": 90.0, "B": 120.0, "C": 40.0}, "trips_ms": FOUR_MS}
+    groups = tuple(Group(region=r, engines=(curve(c),), version=r) for r, c in zip(PLACES, (100, 100, 80), strict=True))  # type: ignore[operator]
+    return Problem(groups=groups, **(known | fields))  # type: ignore[arg-type]
 
 
-def test_a_queue_costs_but_never_all() -> None:
-    full, queued, idle = (headroom(s) for s in (signal(running=32), signal(running=32, queued_requests=33), signal()))
-    assert (full, queued, idle) == (1 / 33, 1 / 66, 1.0)
+def flow(solution: Solution, origin: str, place: str) -> float:
+    return solution.flows.get((origin, PLACES.index(place)), 0.0)
 
 
-def test_a_faster_engine_gets_more() -> None:
-    fast = EngineView(signal=signal(0), profile=Profile(prefill_tokens_per_s=1800.0, decode_tokens_per_s=1500.0))
-    slow = EngineView(signal=signal(1), profile=Profile(prefill_tokens_per_s=1000.0, decode_tokens_per_s=1000.0))
-    made = weights(plan([fast, slow]))
-    assert made["gpu-0"] / made["gpu-1"] == pytest.approx(math.sqrt(1.8 * 1.5))
+def test_with_a_hard_capacity_exactly_the_twenty_too_many_go_from_b_to_c() -> None:
+    solution = solve(three(flat))
+    assert {pair: round(value, 3) for pair, value in solution.flows.items()} == {
+        ("A", 0): 90.0,
+        ("B", 1): 100.0,
+        ("B", 2): 20.0,
+        ("C", 2): 40.0,
+    }
+    assert solution.capacity_price_ms[1] == pytest.approx(4.0, abs=0.01)
 
 
-def test_a_penalty_lowers_a_share() -> None:
-    made = weights(plan([EngineView(signal=signal(0), penalty=2.0), EngineView(signal=signal(1))]))
-    assert made == pytest.approx({"gpu-0": 0.2, "gpu-1": 0.8})
+def test_where_latency_grows_with_load_more_than_the_overflow_moves() -> None:
+    solution = solve(three(queue))
+    expected = {("A", "A"): 89.64, ("A", "C"): 0.36, ("B", "B"): 89.64, ("B", "C"): 30.36, ("C", "C"): 40.0}
+    for (origin, place), requests in expected.items():
+        assert flow(solution, origin, place) == pytest.approx(requests, abs=0.01)
+    assert solution.latency_ms == pytest.approx(100.2, abs=0.05)
+    # one more costs 1 ÷ (1 − 0.8964)² of 10 ms at A and B, and 4 ms less at C, where it needn't travel
+    assert solution.demand_price_ms["A"] == pytest.approx(934.4, abs=0.5)
+    assert solution.demand_price_ms["C"] == pytest.approx(solution.demand_price_ms["A"] - 4, abs=0.5)
 
 
-def test_the_last_engine_is_never_ejected() -> None:
-    made = plan([EngineView(signal=signal(0), penalty=MAX_PENALTY), EngineView(signal=signal(1, state="failed"))])
-    assert weights(made) == {"gpu-0": 1.0}
+def test_what_no_engine_has_room_for_is_refused_and_no_more() -> None:
+    solution = solve(three(queue, demand={"A": 150.0, "B": 150.0, "C": 150.0}))
+    assert sum(solution.refused.values()) == pytest.approx(450 - 280 * HEADROOM, rel=1e-6)
+    assert all(price > 0 for price in solution.capacity_price_ms)
 
 
-def test_only_the_primary_shard_is_routed_to() -> None:
-    (route,) = of(signal(shards=(3, 0, 1, 2))).routes
-    assert route.shard == 3
+def test_requests_stay_where_they_must() -> None:
+    solution = solve(three(queue, forbidden=frozenset({("B", "A"), ("B", "C")})))
+    assert flow(solution, "B", "B") == pytest.approx(95)
+    assert solution.refused == {"A": 0.0, "B": pytest.approx(25), "C": 0.0}
 
 
-def test_of_two_that_claim_a_primary_the_one_heard_later_has_it() -> None:
-    old = signal(engine="old", at_ms=NOW_MS - 1500)
-    new = signal(engine="new")
-    assert weights(of(new, old)) == {"new": 1.0}
+def test_a_rollout_is_a_ceiling() -> None:
+    solution = solve(three(queue, ceilings={"C": 0.1}))
+    assert sum(flow(solution, origin, "C") for origin in PLACES) == pytest.approx(25)
+    assert sum(solution.refused.values()) == pytest.approx(250 - 25 - 190)
 
 
-def test_an_engine_without_a_shard_gets_nothing() -> None:
-    assert of(signal(shards=())).routes == ()
+def test_moving_has_a_price() -> None:
+    settled = {("A", 0): 1.0, ("B", 1): 90 / 120, ("B", 2): 30 / 120, ("C", 2): 1.0}
+    free, dear = (solve(three(queue, before=settled, move_ms=price)) for price in (0.0, 500.0))
+    assert flow(free, "A", "C") == pytest.approx(0.36, abs=0.01)
+    assert flow(dear, "A", "C") == 0
+    assert flow(dear, "B", "C") == pytest.approx(30, abs=0.01)
 
 
-def test_gpu_beats_cpu() -> None:
-    made = of(signal(0, running=31), signal(0, "cpu"))
-    assert (weights(made), made.fallback) == ({"gpu-0": 1.0}, 0.0)
+def test_two_epochs_after_a_step_in_demand_it_is_at_the_optimum() -> None:
+    before = solve(three(queue, demand={"A": 40.0, "B": 60.0, "C": 40.0}))
+    after = solve(three(queue))
+    for _ in range(2):
+        demand = {"A": 90.0, "B": 120.0, "C": 40.0}
+        served = {origin: sum(v for (o, _), v in before.flows.items() if o == origin) for origin in PLACES}
+        shares = {pair: value / served[pair[0]] for pair, value in before.flows.items()}
+        before = solve(three(queue, demand=demand, before=shares, move_ms=1.0))
+    for pair, value in after.flows.items():
+        assert before.flows.get(pair, 0.0) == pytest.approx(value, abs=0.01 * 250)
 
 
-@pytest.mark.parametrize("state", ["loading", "warming", "draining", "failed"])
-def test_the_cpu_pool_takes_over_while_no_gpu_engine_is_ready(state: str) -> None:
-    made = of(signal(0, state=state), signal(0, "cpu"), signal(1, "cpu"))
-    assert weights(made) == pytest.approx({"cpu-0": 0.5, "cpu-1": 0.5})
-    assert made.fallback == 1.0
-    assert "no GPU engine is ready" in made.why
+def test_tangents_that_never_agree_end_after_some_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(optimizer, "ROUNDS", 1)
+    assert solve(three(queue)).latency_ms == pytest.approx(100.2, rel=0.05)
 
 
-def test_the_cpu_pool_takes_what_a_full_gpu_pool_lets_wait() -> None:
-    # 32 run, 24 wait, 16 may wait: 8 of 56 go elsewhere
-    made = of(signal(0, running=32, queued_requests=24), signal(0, "cpu"))
-    assert made.fallback == pytest.approx(8 / 56)
-    assert weights(made) == pytest.approx({"gpu-0": 48 / 56, "cpu-0": 8 / 56})
-    assert "14%" in made.why
+def test_a_region_without_demand_needs_nothing() -> None:
+    assert solve(three(queue, demand={"A": 0.0, "B": 10.0})).refused == {"B": 0.0}
 
 
-def test_fallback_is_bounded_and_needs_a_free_cpu_slot() -> None:
-    flooded = signal(0, running=32, queued_requests=10_000)
-    assert of(flooded, signal(0, "cpu")).fallback == MAX_FALLBACK
-    assert of(flooded, signal(0, "cpu", running=32)).fallback == 0.0
-    assert of(flooded).fallback == 0.0
+def test_little_load_is_shared_by_capacity_and_not_put_on_the_fastest() -> None:
+    group = Group(region="A", engines=(queue(100), queue(99)))
+    (shares,) = solve(Problem(demand={"A": 1.0}, groups=(group,))).shares
+    assert shares == pytest.approx((0.5, 0.5), abs=0.02)
 
 
-def test_nothing_ready_is_no_route_and_a_reason() -> None:
-    made = of(signal(0, state="loading"), signal(1, state="loading"), signal(0, "cpu", state="failed"))
-    assert made == Plan(routes=(), fallback=0.0, why="no engine is ready: 1 failed, 2 loading")
-    assert of().why == "no engine has been heard of lately"
+def test_mixed_hardware_is_loaded_alike() -> None:
+    # the second is 1.8 times as fast in prefill and 1.5 in decode
+    engines = (Curve(base_ms=0, scale_ms=5_000, capacity=2.0), Curve(base_ms=0, scale_ms=3_200, capacity=3.2))
+    solution = solve(Problem(demand={"A": 4.2}, groups=(Group(region="A", engines=engines),)))
+    loads = [share * 4.2 / curve.capacity for share, curve in zip(solution.shares[0], engines, strict=True)]
+    assert max(loads) / (sum(loads) / 2) <= 1.1
 
 
-views = st.builds(
-    EngineView,
-    signal=st.builds(
-        signal,
-        shard=st.integers(0, 6),
-        pool=st.sampled_from(["gpu", "cpu"]),
-        state=st.sampled_from(["ready", "ready", "loading", "failed"]),
-        running=st.integers(-1, 64),
-        queued_requests=st.integers(-1, 500),
-        slots=st.integers(-1, 64),
-        at_ms=st.integers(NOW_MS - 3000, NOW_MS),
-    ),
-    profile=st.builds(
-        Profile,
-        prefill_tokens_per_s=st.none() | st.floats(1e-3, 1e6),
-        decode_tokens_per_s=st.none() | st.floats(1e-3, 1e6),
-    ),
-    penalty=st.floats(0, MAX_PENALTY),
+curves = st.builds(Curve, base_ms=st.floats(0, 500), scale_ms=st.floats(1, 5_000), capacity=st.floats(0.1, 50))
+groups = st.builds(
+    Group,
+    region=st.sampled_from(PLACES),
+    engines=st.lists(curves, min_size=1, max_size=3).map(tuple),
+    extra_ms=st.sampled_from([0.0, 1e5]),
 )
 
 
-@given(st.lists(views, max_size=10))
-def test_weights_are_finite_not_negative_and_sum_to_one(engines: list[EngineView]) -> None:
-    made = plan(engines)
-    policy.check(Snapshot(model=MODEL, region="local", version=0, created_ms=NOW_MS, routes=made.routes))
-    assert bool(made.routes) == any(view.signal.state == "ready" for view in engines)
-    assert len({(route.fleet, route.shard) for route in made.routes}) == len(made.routes)
-    on_cpu = sum(route.weight for route in made.routes if route.fleet == fleet("cpu"))
-    assert on_cpu == pytest.approx(made.fallback)
-    assert made.why
+@settings(deadline=None, max_examples=60)
+@given(
+    st.lists(groups, min_size=1, max_size=5),
+    st.dictionaries(st.sampled_from(PLACES), st.floats(0.001, 200), min_size=1),
+    st.frozensets(st.tuples(st.sampled_from(PLACES), st.sampled_from(PLACES)), max_size=4),
+)
+def test_all_demand_is_routed_or_refused_within_capacity(
+    made: list[Group], demand: dict[str, float], forbidden: frozenset[tuple[str, str]]
+) -> None:
+    solution = solve(Problem(demand=demand, groups=tuple(made), trips_ms=FOUR_MS, forbidden=forbidden))
+    for region, asked in demand.items():
+        served = sum(value for (origin, _), value in solution.flows.items() if origin == region)
+        assert served + solution.refused[region] == pytest.approx(asked, rel=1e-6, abs=1e-6)
+    for m, group in enumerate(made):
+        load = sum(value for (_, place), value in solution.flows.items() if place == m)
+        assert load <= HEADROOM * sum(curve.capacity for curve in group.engines) * (1 + 1e-6) + 1e-6
+        assert sum(solution.shares[m]) == pytest.approx(1)
+        assert all(share >= 0 for share in solution.shares[m])
+    assert all(value > 0 and (origin, made[m].region) not in forbidden for (origin, m), value in solution.flows.items())

@@ -11,7 +11,7 @@ from typing import Protocol
 
 import msgspec
 
-from wire.messages import ChoiceEnd, Logprob, Ref, Sampling
+from wire.messages import ChoiceEnd, Logprob, Ref, Sampling, StepCost
 
 
 class Key(msgspec.Struct, frozen=True, array_like=True):
@@ -75,11 +75,13 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
     running: int
     waiting: int
     waiting_tokens: int
+    """of prompts, still to be computed"""
     slots: int
     kv_used_tokens: int
     kv_total_tokens: int
     prefill_tokens_per_s: float | None = None
     decode_tokens_per_s: float | None = None
+    step: StepCost | None = None
 
 
 class Engine(Protocol):

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from wire.messages import Sampling
 from workers.engine.errors import SequenceRefused
 from workers.engine.generation import Generation, open_generations
+from workers.engine.pace import Prompt
 from workers.engine.protocol import Emission, Key, Load, Sequence
 from workers.engine.vocabulary import Vocabulary
 
@@ -138,17 +139,36 @@ class Scheduler:
         for group in self._running.values():
             yield from group.generations
 
-    def plan(self) -> list[Work]:
-        """What the next step computes: the prompts' next pieces, and the next token of every choice."""
+    def prompts(self) -> list[Prompt]:
+        """The prompts that have a slot and aren't computed to their end, the first to come first."""
+        return [
+            Prompt(key=key, tokens=len(group.sequence.prompt) - group.prefilled, batch=group.sequence.batch)
+            for key, group in self._running.items()
+            if group.prefilled < len(group.sequence.prompt)
+        ]
+
+    def held_tokens(self) -> int:
+        """Tokens in the cache, of all that run."""
+        return sum(generation.computed for generation in self.running())
+
+    def waiting(self) -> Iterator[Key]:
+        """The requests that have no slot."""
+        return (group.sequence.key for group in (*self._interactive, *self._batch))
+
+    def plan(self, step_tokens: int | None = None, turns: Iterable[Key] | None = None) -> list[Work]:
+        """What the next step computes: the next token of every choice, and the prompts' next pieces.
+
+        `step_tokens`: of prompts, instead of the limit; 0 = none. `turns`: the order of the prompts, instead of that in
+        which they came. Neither changes a piece's borders.
+        """
         self.admit()
-        budget = _Budget(self.limits.step_tokens)
-        work: list[Work] = []
-        for group in self._running.values():
-            if group.prefilled == len(group.sequence.prompt):
-                work += _continued(group, budget)
-            elif budget.covers(piece := _next_piece(group, self.limits.chunk_tokens)):
-                work.append(piece)
-        return work
+        budget = _Budget(self.limits.step_tokens if step_tokens is None else step_tokens)
+        done = [group for group in self._running.values() if group.prefilled == len(group.sequence.prompt)]
+        work = [item for group in done for item in _continued(group, budget)]
+        if turns is None:
+            turns = [prompt.key for prompt in self.prompts()]
+        pieces = (_next_piece(self._running[key], self.limits.chunk_tokens) for key in turns)
+        return [*work, *filter(budget.covers, pieces)]
 
     def ran(self, work: list[Work]) -> None:
         """The step is computed."""
@@ -166,7 +186,8 @@ class Scheduler:
         return Load(
             running=self.limits.slots - len(self._free),
             waiting=len(waiting),
-            waiting_tokens=sum(len(group.sequence.prompt) for group in waiting),
+            waiting_tokens=sum(len(group.sequence.prompt) for group in waiting)
+            + sum(prompt.tokens for prompt in self.prompts()),
             slots=self.limits.slots,
             kv_used_tokens=self._kv_reserved,
             kv_total_tokens=self.limits.kv_tokens,
@@ -239,12 +260,12 @@ class _Budget:
     """The prompt and restored tokens that a step may still add to the decoding."""
 
     def __init__(self, tokens: int) -> None:
-        self.left = tokens
+        self.left = self._given = tokens
         self._untouched = True
 
     def covers(self, piece: Work) -> bool:
-        """Whether there is room for a whole piece of a prompt; for the first one there always is."""
-        if len(piece.ids) > self.left and not self._untouched:
+        """Whether there is room for a whole piece of a prompt; if for any at all, then for the first one."""
+        if not self._given or (len(piece.ids) > self.left and not self._untouched):
             return False
         self.take(len(piece.ids))
         return True

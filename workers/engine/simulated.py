@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from wire.messages import Logprob
+from wire.messages import Logprob, StepCost
 from workers.engine.generation import Generation
 from workers.engine.protocol import Emission, Key, Load, Sequence
 from workers.engine.scheduler import Limits, Scheduler
@@ -87,10 +87,12 @@ class SimulatedEngine:
     def load(self) -> Load:
         tbt_ms = self._pace.tbt_ms
         rate = None if tbt_ms <= 0 else self._scheduler.limits.slots * 1000 / tbt_ms
-        return msgspec.structs.replace(self._scheduler.load(), decode_tokens_per_s=rate)
+        step = StepCost(prefill_fixed_ms=self._pace.ttft_ms, prefill_token_ms=0.0, decode_ms=tbt_ms)
+        return msgspec.structs.replace(self._scheduler.load(), decode_tokens_per_s=rate, step=step)
 
     def _start(self) -> None:
         for group in self._scheduler.admit():
+            group.prefilled = len(group.sequence.prompt)
             for generation in group.generations:
                 self._due_s[generation] = self._now_s() + self._pace.ttft_ms / 1000
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import msgspec
 
 from workers.engine.errors import ModelUnusable, SamplingFailed
 from workers.engine.generation import Generation
+from workers.engine.pace import Pace
 from workers.engine.protocol import Emission, Key, Load, Sequence
 from workers.engine.rates import Rate
 from workers.engine.runner import Logits, Runner, load_runner
@@ -21,17 +23,27 @@ from workers.engine.vocabulary import Vocabulary
 class TorchEngine:
     """Implements `workers.engine.protocol.Engine`."""
 
-    def __init__(self, runner: Runner, vocabulary: Vocabulary, limits: Limits) -> None:
+    def __init__(
+        self,
+        runner: Runner,
+        vocabulary: Vocabulary,
+        limits: Limits,
+        *,
+        now_s: Callable[[], float] = time.perf_counter,
+    ) -> None:
         self._runner = runner
         self._vocabulary = vocabulary
         self._scheduler = Scheduler(limits, vocabulary)
         self._prefill, self._decode = Rate(), Rate()
+        self._pace = Pace(limits.step_tokens)
+        self._now_s = now_s
 
     @property
     def fingerprint(self) -> str:
         return self._runner.fingerprint
 
     def add(self, sequence: Sequence) -> None:
+        self._pace.came(sequence.key, self._now_s() * 1_000)
         self._scheduler.add(sequence)
 
     def cancel(self, key: Key) -> None:
@@ -42,13 +54,14 @@ class TorchEngine:
 
     def step(self) -> Seq[Emission]:
         emissions = self._scheduler.settled()
-        work = self._scheduler.plan()
+        self._scheduler.admit()
+        held_tokens, began_s = self._scheduler.held_tokens(), self._now_s()
+        work = self._scheduler.plan(*self._pace.next_prompts(self._scheduler.prompts(), held_tokens, began_s * 1_000))
         if work:
-            began_s = time.perf_counter()
             logits = self._runner.run(work)
             self._scheduler.ran(work)
             emissions += self._sample(work, logits)
-            self._measure(work, time.perf_counter() - began_s)
+            self._measure(work, held_tokens, self._now_s() - began_s)
         return emissions
 
     def busy(self) -> bool:
@@ -59,6 +72,7 @@ class TorchEngine:
             self._scheduler.load(),
             prefill_tokens_per_s=self._prefill.per_s,
             decode_tokens_per_s=self._decode.per_s,
+            step=self._pace.times.cost(self._scheduler.held_tokens(), self._scheduler.limits.step_tokens),
         )
 
     def _sample(self, work: Seq[Work], logits: Logits) -> list[Emission]:
@@ -77,13 +91,17 @@ class TorchEngine:
             self._scheduler.cancel(generation.sequence.key)
             return generation.fail(str(exc))
         emission = generation.take(token, logprob)
+        self._pace.drew(generation.sequence.key, generation.choice, self._now_s() * 1_000)
         if emission.end is not None:
             self._scheduler.end(generation)
         return emission
 
-    def _measure(self, work: Seq[Work], seconds: float) -> None:
+    def _measure(self, work: Seq[Work], held_tokens: int, seconds: float) -> None:
         """Steps that only prefill or only decode tell how fast each goes."""
         prompts = sum(len(item.ids) for item in work if not item.stepwise)
+        decodes = any(item.stepwise for item in work)
+        self._pace.times.add(prompt_tokens=prompts, decodes=decodes, held_tokens=held_tokens, ms=seconds * 1_000)
+        self._pace.keep(((g.sequence.key, g.choice) for g in self._scheduler.running()), self._scheduler.waiting())
         if not prompts:
             self._decode.add(len(work), seconds)
         elif prompts * 2 > sum(len(item.ids) for item in work):
