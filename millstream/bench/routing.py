@@ -120,9 +120,9 @@ def as_markdown(figures: Figures) -> str:
     )
 
 
-def _groups(found: Sequence[Row]) -> Iterator[tuple[str, str, Iterator[Row]]]:
+def _groups(found: Sequence[Row]) -> Iterator[tuple[str, str, list[Row]]]:
     for (section, scenario), group in groupby(found, key=lambda row: (row.section, row.scenario)):
-        yield section, scenario, group
+        yield section, scenario, list(group)
 
 
 _REAL_HEAD = ("speed", "policy", "goodput", "hit", "TTFT p50", "p99", "TPOT p50", "p99")
