@@ -11,7 +11,7 @@ from itertools import count
 from random import Random
 from typing import Any
 
-from routing.simulator.conditions import Conditions, Crash, CutOff, Fault, Slow
+from routing.simulator.conditions import Conditions, Crash, Fault, Slow
 from routing.simulator.engine import Engine
 from routing.simulator.flight import Flight, Outcome
 from routing.simulator.ingress import Ingress
@@ -238,7 +238,7 @@ class Fleet:
                     self._orphan(now_ms, self._flights[running.arrival.number])
             case Slow():
                 self.engines[fault.engine].change(1 / fault.factor, now_ms)
-            case CutOff():
+            case _:
                 self._cut.add(fault.region)
                 for flight in list(self._flights.values()):
                     if flight.arrival.number not in self._orphans and not self._reachable(flight):
@@ -250,7 +250,7 @@ class Fleet:
                 self._revive(now_ms, fault.engine)
             case Slow():
                 self.engines[fault.engine].change(fault.factor, now_ms)
-            case CutOff():
+            case _:
                 self._cut.discard(fault.region)
                 for number, flight in list(self._orphans.items()):
                     if self._lives[flight.engine] and self._reachable(flight):
