@@ -116,7 +116,7 @@ def test_a_chunk_too_makes_who_decodes_give_way() -> None:
 
 def test_the_last_that_decodes_gives_way_to_a_prompt_that_has_begun() -> None:
     small = replace(COLD, kv_tokens=20 * 64)
-    engine = Engine(0, small, lambda engine: (640 if engine.steps < 3 else 0, engine.backlog()))
+    engine = Engine(0, small, lambda engine: (0 if engine.partial else 640, engine.backlog()))
     engine.add(arrival(64, 900), 0.0)
     engine.advance(20.0)
     engine.add(
