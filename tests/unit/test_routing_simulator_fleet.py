@@ -226,7 +226,7 @@ def test_what_an_ingress_sees_is_the_signal_and_what_was_sent_since() -> None:
 
 def test_shares_of_an_even_run_hardly_swing() -> None:
     even = outcome(steady(400, 100.0), RoundRobin(), Conditions(timings=(COLD,) * 4))
-    assert swing(shares(even)) == 0.0
+    assert swing(shares(even)) < 0.05
     assert swing([]) == 0.0
     assert report(even).spread < 1.05
     mixed = Conditions(timings=(Timing(prefill_speed=4.0, decode_speed=4.0), COLD))
