@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from millstream.bench import svg
 from millstream.bench.contenders import EARLIER, OURS, OURS_RULE
 from millstream.bench.row import Row
+from routing.simulator.report import WINDOW_MS
 
 _SHOWN = ("round-robin", EARLIER, "cache-aware", "dynamo-4", "lmetric", OURS, OURS_RULE)
-_WINDOW_S = 10.0
 
 
 def charts(rows: Sequence[Row]) -> Mapping[str, str]:
@@ -36,7 +36,7 @@ def charts(rows: Sequence[Row]) -> Mapping[str, str]:
         if some:
             found[name] = svg.bars(title, _grouped(some, figure), y=figure)
     for row in rows:
-        if row.section == "load" and "then" in row.scenario and row.policy in (EARLIER, OURS):
+        if row.shares and "then" in row.scenario and row.policy in (EARLIER, OURS):
             found[f"shares-{row.policy.replace(' ', '-')}"] = _shares(row)
     return found
 
@@ -58,9 +58,7 @@ def _grouped(rows: Sequence[Row], figure: str) -> dict[str, dict[str, float]]:
 def _shares(row: Row) -> str:
     engines = zip(*row.shares, strict=True)
     series = {
-        f"engine {number}": [(place * _WINDOW_S, share) for place, share in enumerate(engine)]
+        f"engine {number}": [(place * WINDOW_MS / 1000, share) for place, share in enumerate(engine)]
         for number, engine in enumerate(engines)
     }
-    return svg.lines(
-        f"Engines' shares of the requests, {row.scenario}: {row.policy}", series, x="s", y="share", top=0.6
-    )
+    return svg.lines(f"Engines' shares of the work, {row.scenario}: {row.policy}", series, x="s", y="share", top=0.6)

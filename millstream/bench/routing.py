@@ -26,7 +26,7 @@ QUICK_REQUESTS = 3_000
 """The beginning of a trace that is quick to run"""
 
 
-REAL_SPEEDS = (1.0, 3.0, 4.0)
+REAL_SPEEDS = (1.0, 3.0, 4.0, 5.0)
 
 
 class Figures(msgspec.Struct, frozen=True, kw_only=True):
@@ -86,8 +86,12 @@ def _row(scenario: Scenario, name: str, arrivals: Sequence[Arrival]) -> Row:
         cpu_s=round(time.process_time() - began, 2),
         virtual_s=round(outcome.ends_ms / 1000, 1),
         report=report(outcome),
-        shares=[[round(share, 4) for share in window] for window in shares(outcome)],
+        shares=[[round(share, 4) for share in window] for window in shares(outcome)] if _changes(scenario) else [],
     )
+
+
+def _changes(scenario: Scenario) -> bool:
+    return scenario.section == "load"
 
 
 def as_json(figures: Figures) -> str:
@@ -120,13 +124,13 @@ def as_markdown(figures: Figures) -> str:
     )
 
 
-def _groups(found: Sequence[Row]) -> Iterator[tuple[str, str, Iterator[Row]]]:
+def _groups(found: Sequence[Row]) -> Iterator[tuple[str, str, list[Row]]]:
     for (section, scenario), group in groupby(found, key=lambda row: (row.section, row.scenario)):
-        yield section, scenario, group
+        yield section, scenario, list(group)
 
 
 _REAL_HEAD = ("speed", "policy", "goodput", "hit", "TTFT p50", "p99", "TPOT p50", "p99")
-_HEAD = ("policy", "goodput", "hit", "TTFT p50", "p99", "TPOT p50", "p99", "slowdown p99", "spread", "swing", "lost")
+_HEAD = ("policy", "goodput", "hit", "TTFT p50", "p99", "TPOT p50", "p99", "slowdown p99", "spread", "lost")
 
 
 def _real_cells(real: Real) -> tuple[str, ...]:
@@ -155,6 +159,5 @@ def _cells(row: Row) -> tuple[str, ...]:
         f"{of.tpot_p99_ms:.1f}",
         f"{of.slowdown_p99:.1f}",
         f"{of.spread:.2f}",
-        f"{of.swing:.2f}",
         str(of.failed + of.shed),
     )

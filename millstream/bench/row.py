@@ -17,5 +17,5 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     """of simulating it, this policy's decisions included"""
     virtual_s: float
     report: Report
-    shares: list[list[float]]
-    """by ten seconds and engine: of the requests that were sent"""
+    shares: list[list[float]] = []
+    """by half minutes and engine, of the work that came; under a load that changes only"""

@@ -170,13 +170,16 @@ class Engine:
         self.busy, self.at_ms = True, self.ends_ms
         self._prefilled = []
         tokens = self._prefill() if self.queue or self.partial else 0
+        waits = self.partial or (self.queue and self.rule is not first_come)
+        steps = self._room_for(1 if tokens or waits else self.running[0].finish_at - self.steps) if self.running else 0
+        if not tokens and not steps:  # what decoded had to give way to what has begun
+            tokens = self._prefill()
         if not tokens:
-            waits = self.partial or (self.queue and self.rule is not first_come)
-            self._decode(self._room_for(1 if waits else self.running[0].finish_at - self.steps))
+            self._decode(steps)
             return
         self.computed_tokens += tokens
-        self._span = 1 if self.running and self._room_for(1) else 0
-        decode_ms = self.timing.decode_ms(self.kv_tokens) if self._span else 0.0
+        self._span = 1 if steps else 0
+        decode_ms = self.timing.decode_ms(self.kv_tokens) if steps else 0.0
         prefill_ms = self.timing.prefill_ms(tokens)
         self.prefill_ms += prefill_ms
         self.ends_ms = self.at_ms + prefill_ms + decode_ms
@@ -204,7 +207,7 @@ class Engine:
                     continue
             tokens = min(left, sequence.left_tokens)
             left -= tokens
-            self._make_room(tokens // BLOCK_TOKENS + 2)
+            self._make_room(tokens // BLOCK_TOKENS + 2, keep=0)
             self._compute(sequence, tokens)
         return budget - left
 
@@ -216,10 +219,12 @@ class Engine:
         if len(self.partial) + len(self.running) >= SLOTS:
             return False
         arrival, total = sequence.arrival, sequence.left_tokens
-        cached = min(self.cache.match(arrival.prefix), (total - 1) // BLOCK_TOKENS * BLOCK_TOKENS)
+        most = min(total - 1, arrival.prompt_tokens) // BLOCK_TOKENS * BLOCK_TOKENS
+        cached = min(self.cache.match(arrival.prefix), most)
         pieces = -(-cached // PREFIX_TOKENS)
         self.cache.pin(arrival.prefix[:pieces])
-        promised = sum(other.left_tokens for other in self.partial) + total - cached
+        promised = sum(max(other.arrival.prompt_tokens - other.computed_tokens, 0) for other in self.partial)
+        promised += total - cached
         if promised / BLOCK_TOKENS + 1 + len(self.partial) > self.cache.room:
             self.cache.unpin(arrival.prefix[:pieces])
             return False
@@ -229,7 +234,7 @@ class Engine:
             self.queue.remove(sequence)
         self._queue_tokens -= sequence.expected_tokens
         self.partial.append(sequence)
-        self._owns(1)
+        self._owns(1 + sequence.generated_tokens / BLOCK_TOKENS)
         sequence.started_ms = self.at_ms
         sequence.pieces, sequence.computed_tokens = pieces, cached
         if not sequence.generated_tokens:
@@ -277,7 +282,7 @@ class Engine:
         sequence.since = self.steps - generated
         sequence.finish_at = sequence.since + sequence.arrival.output_tokens
         self.kv_tokens += sequence.arrival.prompt_tokens + generated
-        self._owns(generated / BLOCK_TOKENS)
+        self._owns(1 / BLOCK_TOKENS)
         heappush(self.running, sequence)
 
     def _finish(self, sequence: Sequence) -> None:
@@ -305,13 +310,15 @@ class Engine:
             self.cache.take(more)
 
     def _room_for(self, steps: int) -> int:
-        """How many of `steps` decode steps there is room for: at least one."""
-        self._make_room(len(self.running) // BLOCK_TOKENS + 2)
+        """How many of `steps` decode steps there is room for: at least one, unless all had to give way."""
+        self._make_room(len(self.running) // BLOCK_TOKENS + 2, keep=0 if self.partial else 1)
+        if not self.running:
+            return 0
         return max(min(steps, (self.cache.room - 1) * BLOCK_TOKENS // len(self.running)), 1)
 
-    def _make_room(self, blocks: int) -> None:
-        """While there isn't room for so many blocks, the sequence that was begun last loses its place."""
-        while self.cache.room < blocks and len(self.running) > 1:
+    def _make_room(self, blocks: int, keep: int) -> None:
+        """While there isn't room for so many blocks, the sequence that was begun last loses its place; `keep` stay."""
+        while self.cache.room < blocks and len(self.running) > keep:
             self._preempt(max(self.running, key=lambda sequence: sequence.started_ms))
 
     def _preempt(self, sequence: Sequence) -> None:

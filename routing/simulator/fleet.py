@@ -11,7 +11,7 @@ from itertools import count
 from random import Random
 from typing import Any
 
-from routing.simulator.conditions import Conditions, Crash, CutOff, Fault, Slow
+from routing.simulator.conditions import Conditions, Crash, Fault, Slow
 from routing.simulator.engine import Engine
 from routing.simulator.flight import Flight, Outcome
 from routing.simulator.ingress import Ingress
@@ -63,7 +63,7 @@ class Fleet:
         self._told: deque[Sent] = deque()
         """sends that siblings don't know yet"""
         self._draw = Random(conditions.seed)
-        self._outcome = Outcome(conditions.timings, [], [[] for _ in self.engines], [])
+        self.outcome = Outcome(conditions.timings, [], [[] for _ in self.engines], [])
 
     def run(self, arrivals: Iterable[Arrival]) -> Outcome:
         """Every request to its end. They come in order of time."""
@@ -73,11 +73,11 @@ class Fleet:
             now_ms = arrival.at_ms
             self._until(now_ms)
             self._arrive(arrival, now_ms)
-        self._outcome.ends_ms = now_ms
+        self.outcome.ends_ms = now_ms
         self._until(now_ms + self._conditions.patience_ms)
         self._pass(math.inf)
-        self._outcome.failed += len(self._orphans)
-        return self._outcome
+        self.outcome.failed += len(self._orphans)
+        return self.outcome
 
     def _schedule(self) -> None:
         conditions = self._conditions
@@ -124,8 +124,8 @@ class Fleet:
         running.finished_ms = max(running.finished_ms + back_ms, not_before_ms)
         del self._flights[running.arrival.number]
         self.ingresses[flight.ingress].ended(running, flight.attempts)
-        self._outcome.ended.append(running)
-        self._outcome.by_engine[flight.engine].append(running)
+        self.outcome.ended.append(running)
+        self.outcome.by_engine[flight.engine].append(running)
 
     def _follow(self, now_ms: float) -> None:
         lag_ms = self._conditions.follow_ms
@@ -161,12 +161,12 @@ class Fleet:
         engine = ingress.choose(flight.arrival, now_ms, flight.tried)
         if engine is None:
             self._flights.pop(flight.arrival.number, None)
-            self._outcome.shed += 1
+            self.outcome.shed += 1
             return
         flight.engine, flight.running = engine, None
         flight.attempts += 1
         self._flights[flight.arrival.number] = flight
-        self._outcome.sends.append((now_ms, engine))
+        self.outcome.sends.append((now_ms, engine))
         sent = Sent(
             arrival=flight.arrival, engine=engine, ingress=flight.ingress, attempt=flight.attempts, at_ms=now_ms
         )
@@ -213,7 +213,7 @@ class Fleet:
                 self._send(flight, now_ms)
             else:
                 del self._flights[number]
-                self._outcome.failed += 1
+                self.outcome.failed += 1
         if self._orphans:
             self._at(now_ms + NOTICE_MS, self._notice)
 
@@ -238,7 +238,7 @@ class Fleet:
                     self._orphan(now_ms, self._flights[running.arrival.number])
             case Slow():
                 self.engines[fault.engine].change(1 / fault.factor, now_ms)
-            case CutOff():
+            case _:
                 self._cut.add(fault.region)
                 for flight in list(self._flights.values()):
                     if flight.arrival.number not in self._orphans and not self._reachable(flight):
@@ -250,7 +250,7 @@ class Fleet:
                 self._revive(now_ms, fault.engine)
             case Slow():
                 self.engines[fault.engine].change(fault.factor, now_ms)
-            case CutOff():
+            case _:
                 self._cut.discard(fault.region)
                 for number, flight in list(self._orphans.items()):
                     if self._lives[flight.engine] and self._reachable(flight):

@@ -10,7 +10,8 @@ from routing.simulator.flight import Outcome
 from routing.simulator.sequence import Sequence
 from routing.simulator.timing import COLD, Timing
 
-WINDOW_MS = 10_000.0
+WINDOW_MS = 30_000.0
+"""Long beside a burst, short beside a feedback loop"""
 TTFT_MS, TPOT_MS = 2_000.0, 25.0
 """A request is good if its first token came within the one, and the others within the other on the average"""
 
@@ -39,8 +40,6 @@ class Report:
     """sends for each request that wasn't shed"""
     spread: float
     """the busiest engine's work next to the mean: 1 is even"""
-    swing: float
-    """how an engine's share of the requests varies from window to window: standard deviation / mean"""
 
 
 def report(outcome: Outcome) -> Report:
@@ -70,21 +69,21 @@ def report(outcome: Outcome) -> Report:
         failed=outcome.failed,
         attempts_per_request=outcome.attempts_per_request,
         spread=spread(outcome),
-        swing=swing(shares(outcome)),
     )
 
 
 def shares(outcome: Outcome, window_ms: float = WINDOW_MS) -> list[list[float]]:
-    """Window by window each engine's share of the requests that were sent in it."""
-    engines = len(outcome.by_engine)
-    counts: dict[int, list[int]] = {}
-    for at_ms, engine in outcome.sends:
-        counts.setdefault(int(at_ms // window_ms), [0] * engines)[engine] += 1
-    return [[count / sum(counts[window]) for count in counts[window]] for window in sorted(counts)]
+    """Window by window each engine's share of the work that came to the engines in it, as it turned out to be."""
+    work: dict[int, list[float]] = {}
+    for engine, (timing, done) in enumerate(zip(outcome.timings, outcome.by_engine, strict=True)):
+        for one in done:
+            window = work.setdefault(int(one.queued_ms // window_ms), [0.0] * len(outcome.by_engine))
+            window[engine] += work_ms(one, timing)
+    return [[each / sum(work[window]) for each in work[window]] for window in sorted(work)]
 
 
 def swing(windows: Many[Many[float]]) -> float:
-    """The mean over engines of the standard deviation of their shares, next to an even share. 0 of none."""
+    """How shares vary from window to window: the engines' mean standard deviation, next to an even share. 0 of none."""
     if not windows:
         return 0.0
     return fmean(pstdev(engine) for engine in zip(*windows, strict=True)) * len(windows[0])

@@ -57,6 +57,15 @@ def test_two_that_share_a_prompt_hold_it_once() -> None:
     assert cache.room == 24
 
 
+def test_a_piece_that_another_has_computed_meanwhile_is_pinned_and_not_taken_again() -> None:
+    cache = Cache(24)
+    first, second = cache.fill((1,), 0, 4), cache.fill((1, 2), 0, 16)
+    assert cache.free == 8
+    cache.unpin((1,)[:first])
+    cache.unpin((1, 2)[:second])
+    assert cache.room == 24
+
+
 def test_changes_are_told_to_who_wants_to_know() -> None:
     cache = Cache(16)
     used(cache, (1,), 8)

@@ -114,6 +114,21 @@ def test_a_chunk_too_makes_who_decodes_give_way() -> None:
     assert engine.cache.room == 300
 
 
+def test_the_last_that_decodes_gives_way_to_a_prompt_that_has_begun() -> None:
+    small = replace(COLD, kv_tokens=20 * 64)
+    engine = Engine(0, small, lambda engine: (0 if engine.partial else 640, engine.backlog()))
+    engine.add(arrival(64, 900), 0.0)
+    engine.advance(20.0)
+    engine.add(
+        arrival(1_000, 1), 20.0
+    )  # 10 of its 16 blocks are computed, and then nothing for as long as there is room
+    engine.advance(math.inf)
+    short, long = engine.done
+    assert (short.arrival.output_tokens, long.arrival.output_tokens) == (1, 900)
+    assert long.generated_tokens > 300
+    assert engine.cache.room == 20
+
+
 def test_what_could_never_run_is_refused() -> None:
     with pytest.raises(ValueError, match="fit"):
         Engine(0, COLD).add(arrival(COLD.kv_tokens, 1), 0.0)

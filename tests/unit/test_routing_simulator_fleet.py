@@ -153,7 +153,7 @@ def test_what_was_out_of_reach_for_a_moment_comes_after_all() -> None:
         conditions = Conditions(
             timings=PLACES.timings, regions=PLACES.regions, rtt_ms=PLACES.rtt_ms, signal_ms=250.0, faults=(fault,)
         )
-        return outcome(steady(300, 100.0, region="here"), RoundRobin(), conditions)
+        return outcome(steady(300, 100.0, region="here", output=250), RoundRobin(), conditions)
 
     short = cut(1_000.0)  # peers take an engine for dead after 3 s
     assert (short.failed, len(short.ended)) == (0, 300)
@@ -183,6 +183,8 @@ def test_hooks_that_nobody_wants_do_nothing() -> None:
     ingress = Ingress()
     assert ingress.may_retry(0.0)
     assert ingress.silent(0.0) == frozenset()
+    with pytest.raises(NotImplementedError):
+        ingress.choose(steady(1, 1.0)[0], 0.0, frozenset())
 
 
 def test_a_peer_with_nowhere_left_sheds() -> None:
@@ -212,6 +214,8 @@ def test_what_an_ingress_sees_is_the_signal_and_what_was_sent_since() -> None:
     assert seen.ttft_ms == engine.ttft_ms > 0
     assert seen.cached_tokens((*first.prefix, 99)) == 2_048
     engine.add(second, 300.0)
+    index.hear(take(engine, 350.0, 1))
+    assert seen.cached_tokens(first.prefix) == 2_048
     later: Signal = take(engine, 400.0, 2)
     seen.hear(later)
     assert (seen.in_flight, seen.backlog_tokens) == (2, 2_048)
@@ -222,7 +226,7 @@ def test_what_an_ingress_sees_is_the_signal_and_what_was_sent_since() -> None:
 
 def test_shares_of_an_even_run_hardly_swing() -> None:
     even = outcome(steady(400, 100.0), RoundRobin(), Conditions(timings=(COLD,) * 4))
-    assert swing(shares(even)) == 0.0
+    assert swing(shares(even)) < 0.05
     assert swing([]) == 0.0
     assert report(even).spread < 1.05
     mixed = Conditions(timings=(Timing(prefill_speed=4.0, decode_speed=4.0), COLD))
