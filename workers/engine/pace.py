@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from routing.profile import Line
+from routing.line import Line
 from routing.schedule import TARGETS, Limits, PrefillCost, Targets, Waiting, order, prefill_tokens
 from wire.messages import StepCost
 from workers.engine.protocol import Key
