@@ -7,7 +7,7 @@ from dataclasses import replace
 from itertools import count
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from routing.simulator.engine import SLOTS, Engine, first_come
@@ -198,6 +198,7 @@ requests = st.lists(
 )
 
 
+@settings(derandomize=True, max_examples=300)
 @given(requests, st.sampled_from([first_come, lambda engine: (500, engine.backlog()[::-1])]))
 def test_every_request_gets_its_tokens_and_every_block_comes_back(
     requests: list[tuple[int, int, float, int]], rule: object
