@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from starlette.datastructures import Headers
@@ -48,15 +48,15 @@ class Edge:
         except ApiError as error:
             await self._error(answer, error)
         except HTTPException as error:
-            await self._error(answer, _of_router(error, scope["method"]))
+            await self._error(answer, _of_router(error, scope["method"]), _allow(error))
         except Exception:
             log.exception("request %s failed inside the ingress", state["request_id"])
             await self._error(answer, ApiError(500, "Something failed inside the service.", code="internal_error"))
 
-    async def _error(self, answer: _Answer, error: ApiError) -> None:
+    async def _error(self, answer: _Answer, error: ApiError, more: Sequence[tuple[bytes, bytes]] = ()) -> None:
         # Once the status line is out the stream is cut short instead, which clients see as an error too.
         if not answer.started:
-            await _respond(answer.send, error.status, error.headers(), error.body())
+            await _respond(answer.send, error.status, [*error.headers(), *more], error.body())
 
     def _common(self, request_id: str, headers: Headers, scope: Scope) -> list[tuple[bytes, bytes]]:
         out = [(b"x-request-id", f"req_{request_id}".encode())]
@@ -95,6 +95,12 @@ def _of_router(error: HTTPException, method: str) -> ApiError:
     if error.status_code == 405:
         return ApiError(405, f"{method} isn't allowed on this path.", code="method_not_allowed")
     return ApiError(error.status_code, "There is no such path; docs/api.md lists what there is.", code="unknown_url")
+
+
+def _allow(error: HTTPException) -> list[tuple[bytes, bytes]]:
+    """What the path does take, which a 405 must name (RFC 9110, 15.5.6)."""
+    methods = (error.headers or {}).get("Allow", "")
+    return [(b"allow", ", ".join(sorted(methods.split(", "))).encode())] if methods else []
 
 
 def _preflight(headers: Headers) -> list[tuple[bytes, bytes]]:

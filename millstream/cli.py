@@ -14,6 +14,7 @@ from typing import Any, NoReturn, TypeVar
 import click
 
 from billing.errors import LedgerAway
+from millstream import arguments
 from millstream.errors import FAILED, StackError
 from millstream.state import DEFAULT_STATE
 from wire.errors import BusError, MillstreamError
@@ -26,7 +27,7 @@ _PORT = click.IntRange(0, 65535)
 _state = click.option(
     "--state",
     "state_dir",
-    type=click.Path(path_type=Path),
+    type=arguments.StatePath(),
     default=Path(DEFAULT_STATE),
     envvar=STATE_VARIABLE,
     show_default=True,
@@ -107,23 +108,23 @@ def status(state_dir: Path, as_json: bool) -> None:
 @_state
 @click.option("--model", help="[default: the one the stack serves]")
 @click.option("--system", help="A system message to go first.")
-@click.option("--max-tokens", type=click.IntRange(1), help="At most so many tokens of answer.")
-@click.option("--temperature", type=click.FloatRange(0, 2))
-@click.option("--seed", type=int, help="The same seed gives the same answer.")
-@click.option("--key", help="[default: the development key]")
+@click.option("--max-tokens", type=arguments.COUNT, help="At most so many tokens of answer.")
+@click.option("--temperature", type=click.FloatRange(0, 2), callback=arguments.number)
+@click.option("--seed", type=click.IntRange(-(2**63), 2**64 - 1), help="The same seed gives the same answer.")
+@click.option("--key", callback=arguments.key, help="[default: the development key]")
 @click.option("--usage", is_flag=True, help="Show the tokens used, on stderr.")
 def chat(text: str, state_dir: Path, **options: Any) -> None:
     """Ask the model; the answer streams to stdout. TEXT `-` reads the question from stdin."""
     from millstream import chat
 
-    question = sys.stdin.read() if text == "-" else text
+    question = arguments.stdin_or(text)
     chat.ask(state_dir, chat.Question(text=question, **options), sys.stdout, sys.stderr)
 
 
 @cli.command(short_help="Show what a tenant owes for a month.")
 @_state
 @click.option("--tenant", default="dev", show_default=True)
-@click.option("--month", metavar="YYYY-MM", help="In UTC. [default: this month]")
+@click.option("--month", callback=arguments.month, metavar="YYYY-MM", help="In UTC. [default: this month]")
 @_json
 def bill(state_dir: Path, tenant: str, month: str | None, as_json: bool) -> None:
     """Show what a tenant owes for a month, to the nano-dollar."""
@@ -141,8 +142,7 @@ def sql(query: str, state_dir: Path, fmt: str, write: bool) -> None:
     """Ask the ledger's ClickHouse. QUERY `-` reads the query from stdin."""
     from millstream import ledger
 
-    query = sys.stdin.read() if query == "-" else query
-    ledger.sql(state_dir, query, fmt, write=write, out=sys.stdout.buffer)
+    ledger.sql(state_dir, arguments.stdin_or(query), fmt, write=write, out=sys.stdout.buffer)
 
 
 @cli.command(short_help="Compare the journals with the ledger.")
@@ -164,12 +164,12 @@ def keys() -> None:
 
 @keys.command("create")
 @_state
-@click.option("--tenant", default="dev", show_default=True, help="Who pays.")
-@click.option("--project", default="default", show_default=True)
-@click.option("--name", default="", help="To tell keys apart.")
-@click.option("--requests-per-minute", type=click.IntRange(1))
-@click.option("--tokens-per-minute", type=click.IntRange(1))
-@click.option("--concurrent", type=click.IntRange(1), help="Requests at once.")
+@click.option("--tenant", default="dev", show_default=True, callback=arguments.label, help="Who pays.")
+@click.option("--project", default="default", show_default=True, callback=arguments.label)
+@click.option("--name", default="", callback=arguments.label, help="To tell keys apart.")
+@click.option("--requests-per-minute", type=arguments.COUNT)
+@click.option("--tokens-per-minute", type=arguments.COUNT)
+@click.option("--concurrent", type=arguments.COUNT, help="Requests at once.")
 @click.option("--model", "models", multiple=True, help="Only this model; may be given several times.")
 def create_key(state_dir: Path, **options: Any) -> None:
     """Make a key and print it: it is stored nowhere, and can't be shown again."""
@@ -237,6 +237,7 @@ def main() -> None:
     warnings.addFilter(_is_for_people)
     logging.basicConfig(format="%(message)s", level=logging.WARNING, handlers=[warnings])
     try:
+        arguments.insist_utf8(sys.argv[1:])
         cli(standalone_mode=False)
     except click.ClickException as exc:
         exc.show()

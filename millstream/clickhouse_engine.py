@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from millstream import clickhouse_outside
 from millstream.clickhouse_statement import Refusal, Statement, refusal
 from wire.errors import MillstreamError
 
@@ -69,6 +70,7 @@ class Engine:
 
     def run(self, statement: Statement) -> Answer:
         """Carry a statement out. Refusal with ClickHouse's own code and words when it fails."""
+        clickhouse_outside.check(statement)
         with _translated(), self._connection(statement) as connection:
             if statement.data is not None:
                 return _insert(connection, statement)

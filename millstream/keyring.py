@@ -75,9 +75,9 @@ def as_text(found: tuple[Credential, ...]) -> str:
     rows = [
         (
             one.key_id,
-            one.tenant,
-            one.project,
-            one.name,
+            _shown(one.tenant),
+            _shown(one.project),
+            _shown(one.name),
             _when(one.created_ms),
             "revoked" if one.revoked_ms is not None else "valid",
             _limits(one.limits),
@@ -91,6 +91,11 @@ def as_json(found: tuple[Credential, ...]) -> str:
     """Everything but the HMAC."""
     plain = [msgspec.to_builtins(one) for one in found]
     return msgspec.json.encode([{k: v for k, v in one.items() if k not in ("hmac", "t")} for one in plain]).decode()
+
+
+def _shown(text: str) -> str:
+    """With what can't be printed escaped: it could steer the terminal, or hide a key from who reads the list."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def _limits(limits: Limits) -> str:

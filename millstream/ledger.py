@@ -99,7 +99,9 @@ def counts(state_dir: Path) -> tuple[int, int]:
 
 def _reason(text: str, *, write: bool) -> str:
     first = (text.strip().splitlines() or ["nothing"])[0][:1000]
-    return f"{first}; statements that change something need --write" if "READONLY" in first and not write else first
+    if "READONLY" in first and not write:
+        return f"{first}; statements that change something, or reach outside the database, need --write"
+    return first
 
 
 @contextmanager

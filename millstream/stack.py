@@ -91,16 +91,23 @@ class Stack:
 
     def kafka(self, argv: list[str]) -> Child:
         """The broker; `argv` is millstream.kafka's command line."""
-        return Child(name=KAFKA, argv=tuple(argv), env=dict(self.environ), ready_within_s=90.0, stop_within_s=15.0)
+        return Child(
+            name=KAFKA,
+            argv=tuple(argv),
+            env=dict(self.environ),
+            ready_within_s=90.0,
+            stop_within_s=15.0,
+            port=self.kafka_port,
+        )
 
     def clickhouse(self) -> Child:
         data = str(StateDir(self.state_dir).clickhouse)
         argv = ("millstream.clickhouse", "--data", data, "--port", str(self.clickhouse_port))
-        return self._python(CLICKHOUSE, *argv, within_s=60.0, stop_s=10.0)
+        return self._python(CLICKHOUSE, *argv, port=self.clickhouse_port, within_s=60.0, stop_s=10.0)
 
     def ingress(self) -> Child:
         mine = {"SLOT": "0", "KEY_SECRET": self.key_secret}
-        return self._python(INGRESS, "ingress", mine=mine, within_s=60.0, stop_s=15.0)
+        return self._python(INGRESS, "ingress", mine=mine, port=self.port, within_s=60.0, stop_s=15.0)
 
     def worker_names(self) -> tuple[str, ...]:
         return tuple(f"worker-{index}" for index in range(self.workers))
@@ -126,7 +133,7 @@ class Stack:
 
     def ledger(self) -> Child:
         mine = {"METRICS_PORT": str(self.ledger_port)}
-        return self._python(LEDGER, "aggregator", LEDGER, mine=mine, within_s=60.0, stop_s=10.0)
+        return self._python(LEDGER, "aggregator", LEDGER, mine=mine, port=self.ledger_port, within_s=60.0, stop_s=10.0)
 
     def stop_order(self) -> tuple[frozenset[str], ...]:
         """Nothing new comes in, what runs is drained, its usage is read, then the stores go."""
@@ -139,10 +146,18 @@ class Stack:
         )
 
     def _python(
-        self, name: str, *module: str, mine: Mapping[str, str] | None = None, within_s: float, stop_s: float
+        self,
+        name: str,
+        *module: str,
+        mine: Mapping[str, str] | None = None,
+        port: int | None = None,
+        within_s: float,
+        stop_s: float,
     ) -> Child:
         argv = (sys.executable, "-m", *module)
-        return Child(name=name, argv=argv, env=self._env(mine or {}), ready_within_s=within_s, stop_within_s=stop_s)
+        return Child(
+            name=name, argv=argv, env=self._env(mine or {}), ready_within_s=within_s, stop_within_s=stop_s, port=port
+        )
 
     def _env(self, mine: Mapping[str, str]) -> dict[str, str]:
         cluster = Cluster(bootstrap=f"{HOST}:{self.kafka_port}", replication=1)

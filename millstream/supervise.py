@@ -19,6 +19,8 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
+
 from millstream.errors import StartFailed
 from millstream.runfile import ChildRun, ChildState, created_s
 from millstream.state import last_lines, rotate
@@ -47,6 +49,8 @@ class Child:
     ready_within_s: float
     stop_within_s: float
     """after SIGTERM; then SIGKILL"""
+    port: int | None = None
+    """where it answers its probe: ready only when it is the process, or one below it, that listens there"""
 
 
 def backoff_s(deaths: int) -> float:
@@ -139,7 +143,7 @@ class Watch:
         except OSError as exc:
             return f"can't be started: {exc}"
         self._enter("starting")
-        probing = asyncio.create_task(self._until_ready(self._started_ms), name=f"probe {self.child.name}")
+        probing = asyncio.create_task(self._until_ready(process, self._started_ms), name=f"probe {self.child.name}")
         try:
             return _ending(await process.wait())
         finally:
@@ -163,13 +167,18 @@ class Watch:
         self._created_s = created_s(process.pid)
         return process
 
-    async def _until_ready(self, since_ms: int) -> None:
+    async def _until_ready(self, process: Process, since_ms: int) -> None:
         while True:
-            if await self._probe(since_ms):
+            if await self._probe(since_ms) and self._answers_itself(process):
                 break
             await asyncio.sleep(PROBE_EVERY_S)
         self._enter("ready")
         self._was_ready.set()
+
+    def _answers_itself(self, process: Process) -> bool:
+        """Whether it can have been this process that answered the probe, not a stranger on its port."""
+        port = self.child.port
+        return process.returncode is None and (port is None or listens(process.pid, port))
 
     async def _terminate(self, process: Process, hurry: asyncio.Event) -> None:
         with contextlib.suppress(ProcessLookupError):
@@ -222,6 +231,22 @@ def _ending(code: int) -> str:
     with contextlib.suppress(ValueError):
         return signal.Signals(-code).name
     return f"signal {-code}"
+
+
+def listens(pid: int, port: int) -> bool:
+    """Whether a process, or one below it, listens on a TCP port."""
+    with contextlib.suppress(psutil.Error):
+        process = psutil.Process(pid)
+        return any(_has_listener(one, port) for one in (process, *process.children(recursive=True)))
+    return False
+
+
+def _has_listener(process: psutil.Process, port: int) -> bool:
+    with contextlib.suppress(psutil.Error):  # it ended meanwhile
+        return any(
+            one.status == psutil.CONN_LISTEN and one.laddr.port == port for one in process.net_connections("tcp")
+        )
+    return False
 
 
 def kill_group(group: int) -> None:

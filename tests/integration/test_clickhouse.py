@@ -75,6 +75,38 @@ def until(condition: Any) -> None:
         time.sleep(0.05)
 
 
+# ---------------------------------------------------------------- what stays inside the database
+
+
+def test_reading_only_reaches_no_file(clickhouse: RunningClickHouse, tmp_path: Path) -> None:
+    (tmp_path / "mine.csv").write_text("secret")
+    for sql in (f"SELECT * FROM file('{tmp_path}/mine.csv', 'LineAsString')", f"SELECT * FROM '{tmp_path}/mine.csv'"):
+        answer = clickhouse.ask(sql, readonly="2")
+        assert answer.headers["x-clickhouse-exception-code"] == "164"
+        assert "secret" not in answer.text
+
+
+def test_no_statement_writes_a_file(clickhouse: RunningClickHouse, tmp_path: Path) -> None:
+    answer = clickhouse.ask(f"SELECT 1 INTO OUTFILE '{tmp_path}/made'")
+    assert (answer.status_code, answer.text.rsplit("(", 1)[1]) == (400, "INTO_OUTFILE_NOT_ALLOWED)\n")
+    assert not list(tmp_path.iterdir())
+
+
+def test_every_table_function_that_this_chdb_has_is_known_to_stay_inside_or_refused(
+    clickhouse: RunningClickHouse,
+) -> None:
+    inside = re.compile(
+        r"SQLStandardValues|values|dictionary|format|fuzz\w+|generate\w+|input|loop|merge\w*|null|numbers\w*|primes"
+        r"|prometheusQuery\w*|timeSeries\w+|view\w*|zeros\w*"
+    )
+    names = clickhouse.ask("SELECT name FROM system.table_functions").text.split()
+    assert len(names) > 80
+    for name in names:
+        if not inside.fullmatch(name):
+            answer = clickhouse.ask(f"SELECT * FROM {name}('x')", readonly="2")
+            assert "in readonly mode" in answer.text, f"{name} isn't known"
+
+
 # ---------------------------------------------------------------- clickhouse-connect's ordinary client
 
 

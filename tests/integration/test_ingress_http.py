@@ -265,6 +265,26 @@ async def test_what_is_not_there_has_an_envelope_too() -> None:
         assert error(await w.client.get("/v1/chat/completions/"), 404)
 
 
+@pytest.mark.parametrize(
+    ("method", "path", "allowed"),
+    [
+        ("DELETE", "/v1/chat/completions", "POST"),
+        ("GET", "/v1/completions", "POST"),
+        ("POST", "/v1/models", "GET, HEAD"),
+        ("PUT", "/v1/models/a/b", "GET, HEAD"),
+        ("POST", "/health", "GET, HEAD"),
+    ],
+)
+async def test_a_method_that_a_path_does_not_take_is_answered_with_those_it_does(
+    method: str, path: str, allowed: str
+) -> None:
+    async with world() as w:
+        answer = await w.client.request(method, path)
+        assert error(answer, 405)["code"] == "method_not_allowed"
+        assert answer.headers["allow"] == allowed
+        assert "allow" not in (await w.client.get("/nope")).headers
+
+
 async def test_health_needs_no_key_and_preflight_neither() -> None:
     async with world() as w, httpx.AsyncClient(base_url=w.client.base_url, trust_env=False) as other:
         assert (await other.get("/health")).status_code == 200

@@ -123,6 +123,66 @@ def test_wrong_options_exit_with_2_and_a_sentence(
     assert "Error: " in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["bill", "--month", "foo"],
+        ["bill", "--month", "2026-13"],
+        ["bill", "--month", ""],
+        ["bill", "--tenant", "\udcff"],
+        ["chat", ""],
+        ["chat", " \n"],
+        ["chat", "bad \udcff"],
+        ["chat", "hi", "--temperature", "nan"],
+        ["chat", "hi", "--key", "ü"],
+        ["chat", "hi", "--seed", str(2**64)],
+        ["sql", ""],
+        ["sql", "select '\udcff'"],
+        ["up", "--state", ""],
+        ["status", "--state", " "],
+        ["keys", "create", "--tenant", ""],
+        ["keys", "create", "--tenant", " \t"],
+        ["keys", "create", "--project", ""],
+        ["keys", "create", "--name", "a\x1b[2Jb"],
+        ["keys", "create", "--name", "\udcff"],
+        ["keys", "create", "--tenant", "x" * 201],
+        ["keys", "create", "--requests-per-minute", "99999999999999999999"],
+        ["keys", "create", "--tokens-per-minute", str(10**9 + 1)],
+        ["keys", "create", "--concurrent", "0"],
+    ],
+    ids=lambda argv: ascii(" ".join(argv))[:60],
+)
+def test_a_wrong_value_exits_with_2_and_a_sentence(
+    argv: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert exit_code(argv, monkeypatch) == 2
+    assert "Error: " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["chat", "sql"])
+@pytest.mark.parametrize(("stdin", "said"), [(b"", "is empty"), (b" \n", "is empty"), (b"a \xff", "isn't UTF-8")])
+def test_text_on_stdin_is_checked_too(command: str, stdin: bytes, said: str) -> None:
+    shown = CliRunner().invoke(cli.cli, [command, "-"], input=stdin)
+    assert shown.exit_code == 2
+    assert said in shown.output
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["bill", "--month", "2026-01"],
+        ["chat", "ü", "--temperature", "2", "--seed", "-1"],
+        ["keys", "create", "--tenant", "Müller & Co", "--name", "x" * 200, "--requests-per-minute", str(10**9)],
+    ],
+    ids=" ".join,
+)
+def test_right_values_come_as_far_as_the_missing_stack(
+    argv: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(cli.STATE_VARIABLE, str(tmp_path / "none"))
+    assert exit_code(argv, monkeypatch) == errors.NotRunning.exit_code
+
+
 def test_the_state_directory_comes_from_the_option_then_the_environment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

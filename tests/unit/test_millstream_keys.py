@@ -76,3 +76,11 @@ def test_lists_show_no_hmac() -> None:
         assert record.key_id in shown
         assert record.hmac not in shown
     assert "concurrent 2" in keyring.as_text((record,))
+
+
+def test_lists_show_what_cannot_be_printed_escaped() -> None:
+    record = msgspec.structs.replace(a_credential(keys.new_key()), name="a\x1b[2J\nb\u202e", tenant="Müller")
+    shown = keyring.as_text((record,))
+    assert "a\\x1b[2J\\nb\\u202e" in shown
+    assert "Müller" in shown
+    assert len(shown.splitlines()) == 2

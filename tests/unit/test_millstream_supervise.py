@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -16,6 +18,7 @@ import pytest
 from stack import wait_for
 
 from millstream.errors import StartFailed
+from millstream.ports import free_port
 from millstream.runfile import ChildState, alive
 from millstream.state import last_lines
 from millstream.supervise import TRIES, Child, Probe, Supervisor, Watch, backoff_s
@@ -29,6 +32,13 @@ STUBBORN = (
 def child(name: str, code: str, *, ready_within_s: float = 30.0, stop_within_s: float = 20.0) -> Child:
     argv = (sys.executable, "-c", code)
     return Child(name=name, argv=argv, env=dict(os.environ), ready_within_s=ready_within_s, stop_within_s=stop_within_s)
+
+
+LISTEN = (
+    "import socket, sys, time;"
+    "s = socket.socket(); s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1);"
+    "s.bind(('127.0.0.1', {port})); s.listen(); time.sleep(600)"
+)
 
 
 async def at_once(_since_ms: int) -> bool:
@@ -184,6 +194,64 @@ async def test_what_a_dead_child_leaves_in_its_group_is_killed(world: World, tmp
     assert alive(grandchild, None)
     os.kill(pid_of(watch), signal.SIGKILL)
     await until(lambda: not alive(grandchild, None))
+
+
+def answers(port: int) -> Probe:
+    """Whoever listens there."""
+
+    async def probe(_since_ms: int) -> bool:
+        try:
+            _, writer = await asyncio.open_connection("127.0.0.1", port)
+        except OSError:
+            return False
+        writer.close()
+        return True
+
+    return probe
+
+
+@pytest.fixture
+def strangers_port() -> Iterator[int]:
+    """A port that a process which isn't ours listens on, and answers."""
+    with socket.socket() as stranger:
+        stranger.bind(("127.0.0.1", 0))
+        stranger.listen()
+        yield stranger.getsockname()[1]
+
+
+class TestPort:
+    async def test_a_stranger_that_answers_there_is_not_the_child(self, world: World, strangers_port: int) -> None:
+        mine = replace(child("loser", LISTEN.format(port=strangers_port)), port=strangers_port)
+        watch = world.supervisor.start(mine, answers(strangers_port))
+        with pytest.raises(StartFailed, match=rf"(?s)loser ends at once, exit code 1, tried {TRIES} times.*in use"):
+            await watch.ready()
+        assert "ready" not in world.seen
+
+    async def test_a_child_that_lives_but_listens_elsewhere_is_not_ready(
+        self, world: World, strangers_port: int
+    ) -> None:
+        mine = replace(child("deaf", SLEEP, ready_within_s=1.0), port=strangers_port)
+        with pytest.raises(StartFailed, match="deaf isn't ready after 1 s"):
+            await world.supervisor.start(mine, answers(strangers_port)).ready()
+
+    @pytest.mark.parametrize("below", [False, True], ids=["itself", "a process below it"])
+    async def test_a_child_that_listens_there_is_ready(self, world: World, below: bool) -> None:
+        port = free_port()
+        code = LISTEN.format(port=port)
+        if below:
+            code = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {code!r}])"
+        watch = world.supervisor.start(replace(child("owner", code), port=port), answers(port))
+        await watch.ready()
+        assert watch.state == "ready"
+
+    async def test_of_two_on_one_port_one_is_ready_and_the_other_fails(self, world: World) -> None:
+        port = free_port()
+        code = LISTEN.format(port=port)
+        watches = [
+            world.supervisor.start(replace(child(name, code), port=port), answers(port)) for name in ("one", "two")
+        ]
+        ends = await asyncio.gather(*(watch.ready() for watch in watches), return_exceptions=True)
+        assert sorted(type(end).__name__ for end in ends) == ["NoneType", "StartFailed"]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux's kernel ends children with their parent")
