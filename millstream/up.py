@@ -12,7 +12,7 @@ from millstream import runfile, welcome
 from millstream.errors import Missing
 from millstream.kafka import broker
 from millstream.life import Life
-from millstream.ports import Wanted, settle
+from millstream.ports import Claims, Wanted, settle
 from millstream.runfile import Run
 from millstream.stack import Stack, served_of
 from millstream.state import StateDir, locked, open_state, secret
@@ -30,12 +30,12 @@ async def run(wish: Wish, say: Say, announce: Callable[[str], None] | None) -> N
             announce(welcome.ready_text(run, state, detached=False))
 
     state = open_state(wish.state_dir)
-    with locked(state):
+    with locked(state), Claims() as claims:
         _end_remnants(state, say)
-        await Life(plan(wish, state), state, say, ready).run()
+        await Life(plan(wish, state, claims), state, say, ready).run()
 
 
-def plan(wish: Wish, state: StateDir) -> Stack:
+def plan(wish: Wish, state: StateDir, claims: Claims) -> Stack:
     """The stack to run, once everything that can be checked without starting anything has been."""
     try:
         broker.java()
@@ -62,7 +62,8 @@ def plan(wish: Wish, state: StateDir) -> Stack:
             Wanted(wish.clickhouse_port, "ClickHouse", "--clickhouse-port"),
             Wanted(0, "Kafka's controller", "another try"),
             Wanted(0, "the ledger's metrics", "another try"),
-        )
+        ),
+        claims,
     )
     return replace(
         stack,

@@ -11,7 +11,7 @@ import pytest
 
 from millstream import runfile
 from millstream.errors import AlreadyRunning, NotRunning, PortTaken, StateBroken
-from millstream.ports import Wanted, free_port, settle
+from millstream.ports import Claims, Wanted, free_port, settle
 from millstream.runfile import ChildRun, Run, alive, created_s, remnants
 from millstream.state import StateDir, is_running, last_lines, locked, open_state, rotate, secret, write_private
 
@@ -197,17 +197,32 @@ def test_a_taken_port_is_named_with_its_option() -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        with pytest.raises(PortTaken, match=rf"port {port}, wanted for Kafka, is in use; .* with --kafka-port"):
-            settle([Wanted(0, "the API", "--port"), Wanted(port, "Kafka", "--kafka-port")])
+        with (
+            Claims() as claims,
+            pytest.raises(PortTaken, match=rf"port {port}, wanted for Kafka, is in use; .* with --kafka-port"),
+        ):
+            settle([Wanted(0, "the API", "--port"), Wanted(port, "Kafka", "--kafka-port")], claims)
 
 
 def test_a_port_wanted_twice_is_named() -> None:
     port = free_port()
-    with pytest.raises(PortTaken, match=f"port {port} is wanted twice"):
-        settle([Wanted(port, "the API", "--port"), Wanted(port, "Kafka", "--kafka-port")])
+    with Claims() as claims, pytest.raises(PortTaken, match=f"port {port} is wanted twice"):
+        settle([Wanted(port, "the API", "--port"), Wanted(port, "Kafka", "--kafka-port")], claims)
 
 
 def test_zero_means_any_port() -> None:
-    chosen = settle([Wanted(0, "a", "-a"), Wanted(0, "b", "-b")])
+    with Claims() as claims:
+        chosen = settle([Wanted(0, "a", "-a"), Wanted(0, "b", "-b")], claims)
     assert len(set(chosen)) == 2
     assert all(port > 0 for port in chosen)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has abstract sockets")
+def test_of_two_starts_at_the_same_moment_one_gets_a_port_until_it_ends() -> None:
+    wanted = [Wanted(free_port(), "Kafka", "--kafka-port")]
+    with Claims() as mine, Claims() as theirs:
+        settle(wanted, mine)  # nothing listens there yet
+        with pytest.raises(PortTaken, match="wanted for Kafka, is in use"):
+            settle(wanted, theirs)
+    with Claims() as later:
+        settle(wanted, later)
