@@ -25,6 +25,8 @@ from wire.settings import Cluster, Settings
 log = logging.getLogger("millstream.aggregator")
 
 REBUILD_PAUSE_S = 1.0
+REBUILD_WITHIN_S = 15.0
+"""An app that doesn't end in this time after its crash is left behind: its successor takes its place in the group"""
 END_S = 4.0
 """A process is gone this long after its signal, at the latest"""
 
@@ -92,7 +94,8 @@ async def keep_running(make: Callable[[], faust.App], stop: asyncio.Event) -> No
                 return
             level, said = (logging.DEBUG if said == str(why) else logging.WARNING), str(why)
             log.log(level, "the %s app can't go on and is built anew: %s", app.conf.id, why)
-            await asyncio.wait({ending, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({ending, stopping}, timeout=REBUILD_WITHIN_S, return_when=asyncio.FIRST_COMPLETED)
+            ending.cancel()
             await asyncio.wait({stopping}, timeout=REBUILD_PAUSE_S)
         finally:
             stopping.cancel()
