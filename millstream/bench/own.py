@@ -6,7 +6,7 @@ import asyncio
 import os
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,8 +17,7 @@ from millstream import runfile
 from millstream.errors import StartFailed
 from millstream.runfile import Run
 from millstream.state import StateDir
-
-Say = Callable[[str], None]
+from millstream.wish import Say
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,8 +14,9 @@ import msgspec
 
 from millstream.bench.bare import Trip, bare_trip
 from millstream.bench.client import Connection, chat_body
-from millstream.bench.own import Own, Say, own_stack
+from millstream.bench.own import Own, own_stack
 from millstream.table import table
+from millstream.wish import Say
 from wire.clock import SystemClock
 from wire.kafka import KafkaBus
 

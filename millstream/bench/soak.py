@@ -13,10 +13,11 @@ import psutil
 
 from millstream import ledger
 from millstream.bench.client import Answer, Connection, chat_body
-from millstream.bench.own import Own, Say, own_stack
+from millstream.bench.own import Own, own_stack
 from millstream.errors import Refused
 from millstream.stack import KAFKA
 from millstream.table import table
+from millstream.wish import Say
 
 SETTINGS = {
     "MILLSTREAM_SIMULATED_TTFT_MS": "5",

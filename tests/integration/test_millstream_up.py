@@ -51,17 +51,20 @@ class TestRunning:
             assert stack.key not in log.read_text(errors="replace")
 
     def test_chat_streams_an_answer_and_the_bill_and_the_ledger_have_it(self, stack: Handle) -> None:
-        said = "a question that no log may hold"
-        asked = stack.command("chat", said, "--max-tokens", "6", "--seed", "7", "--usage")
+        said, tenant = "a question that no log may hold", "asks-twice"
+        key = stack.command("keys", "create", "--tenant", tenant).stdout.strip()
+        wait_for(lambda: models_status(stack, key) == 200, "the key is known")
+        chat = ("chat", said, "--max-tokens", "6", "--seed", "7", "--key", key)
+        asked = stack.command(*chat, "--usage")
         assert asked.returncode == 0, asked.stderr
         assert len(asked.stdout.split()) > 1
-        assert asked.stdout == stack.command("chat", said, "--max-tokens", "6", "--seed", "7").stdout
+        assert asked.stdout == stack.command(*chat).stdout
         assert ", 6 completion tokens" in asked.stderr
-        both = "SELECT count() AS n FROM ledger WHERE completion_tokens = 6"
-        wait_for(lambda: int(stack.sql(both)[0]["n"]) >= 2, "both are in the ledger")
-        bill = json.loads(stack.command("bill", "--json").stdout)
-        assert bill["total"]["completion_tokens"] >= 12
-        assert "simulated" in stack.command("bill").stdout
+        both = f"SELECT count() AS n FROM ledger WHERE tenant = '{tenant}'"
+        wait_for(lambda: stack.sql(both)[0]["n"] in (2, "2"), "both are in the ledger")
+        bill = json.loads(stack.command("bill", "--tenant", tenant, "--json").stdout)
+        assert bill["total"]["completion_tokens"] == 12
+        assert "simulated" in stack.command("bill", "--tenant", tenant).stdout
         verified = stack.verify()
         assert verified.returncode == 0, verified.stdout + verified.stderr
         for log in stack.state.logs.iterdir():

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import faust
 import pytest
 
-from aggregator.app import make_app
+from aggregator import app as module
+from aggregator.app import keep_running, make_app
 from wire.settings import Cluster, Settings
 
 
@@ -56,3 +60,35 @@ def test_tls_checks_the_brokers_name(tmp_path: Path, security: str) -> None:
     assert credentials.protocol.value == security
     context = credentials.context if security == "SSL" else credentials.ssl_context
     assert context.check_hostname
+
+
+class Crashing:
+    """An app that crashes at once and whose `stop` never returns, as Faust's now and then doesn't."""
+
+    conf = SimpleNamespace(id="ledger")
+    crash_reason = RuntimeError("a fault")
+    loop: Any = None
+
+    async def start(self) -> None: ...
+
+    async def wait(self) -> None: ...
+
+    async def stop(self) -> None:
+        await asyncio.Event().wait()
+
+
+async def test_a_crashed_app_that_does_not_end_holds_up_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "REBUILD_WITHIN_S", 0.01)
+    monkeypatch.setattr(module, "REBUILD_PAUSE_S", 0.01)
+    stop, made = asyncio.Event(), list[Crashing]()
+
+    def make() -> Any:
+        made.append(Crashing())
+        return made[-1]
+
+    running = asyncio.create_task(keep_running(make, stop))
+    async with asyncio.timeout(60):
+        while len(made) < 3:  # noqa: ASYNC110 - what is awaited has no event
+            await asyncio.sleep(0.01)
+    running.cancel()
+    await asyncio.wait({running})

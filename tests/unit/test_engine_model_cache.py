@@ -13,6 +13,7 @@ import pytest
 
 from millstream import model
 from millstream.model import ModelFailed, prepare
+from millstream.wish import Say
 
 
 @pytest.fixture
@@ -20,7 +21,7 @@ def steps(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Replaces fetching and converting, the two commands, by one that writes a file."""
     ran: list[str] = []
 
-    def run(command: Sequence[str], failed: str, say: model.Say) -> None:
+    def run(command: Sequence[str], failed: str, say: Say) -> None:
         ran.append(failed)
         if "millstream.convert" in command:
             Path(command[-1]).mkdir(parents=True)
@@ -52,7 +53,7 @@ def test_a_failure_leaves_nothing_and_can_be_tried_again(
 ) -> None:
     whole = model._make
 
-    def failing(scratch: Path, say: model.Say) -> Path:
+    def failing(scratch: Path, say: Say) -> Path:
         whole(scratch, say)
         raise ModelFailed("no network")
 

@@ -10,8 +10,9 @@ from pathlib import Path
 import click
 import msgspec
 import pytest
+from planned import a_stack
 
-from millstream import cli, stack
+from millstream import cli
 from millstream.errors import StackError
 from millstream.model import ModelFailed
 from wire.settings import PREFIX, Settings
@@ -101,19 +102,7 @@ def test_operating_lists_every_setting_with_its_default() -> None:
 def test_operating_marks_what_up_decides() -> None:
     rows = ROW.findall((ROOT / "docs/operating.md").read_text())
     marked = {name for name, mark, _, _ in rows if mark}
-    whole = stack.Stack(
-        state_dir=Path("/s"),
-        port=1,
-        kafka_port=2,
-        clickhouse_port=3,
-        controller_port=5,
-        ledger_port=4,
-        key_secret="00" * 32,
-        served=stack.simulated(),
-        workers=1,
-        threads=1,
-        environ={},
-    )
+    whole = a_stack()
     children = (whole.ingress(), whole.worker(0), whole.control(), whole.ledger(), whole.clickhouse())
     decided = {name for child in children for name in child.env if name.startswith(PREFIX)}
     assert marked == {name.removeprefix(PREFIX) for name in decided}

@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from planned import a_stack
 
-from millstream import install, keys, stack
+from millstream import install, keys
 from millstream.errors import StartFailed
 from millstream.observe import look
 from millstream.stack import Stack
@@ -27,24 +28,12 @@ def bus() -> MemoryBus:
     return MemoryBus(MemoryLog(ManualClock()))
 
 
-def a_stack(state: StateDir) -> Stack:
-    return Stack(
-        state_dir=state.path,
-        port=1,
-        kafka_port=2,
-        clickhouse_port=3,
-        controller_port=5,
-        ledger_port=4,
-        key_secret=secret(state),
-        served=stack.simulated(),
-        workers=1,
-        threads=1,
-        environ={},
-    )
+def planned_at(state: StateDir) -> Stack:
+    return a_stack(state_dir=state.path, key_secret=secret(state))
 
 
 async def test_filling_the_log_twice_changes_nothing(bus: MemoryBus, state: StateDir) -> None:
-    whole = a_stack(state)
+    whole = planned_at(state)
     assert not install.is_filled(whole, state)
     await install.fill_log(bus, whole, state)
     key, known = state.key_file.read_text(), await keys.read_all(bus)
@@ -56,10 +45,10 @@ async def test_filling_the_log_twice_changes_nothing(bus: MemoryBus, state: Stat
 
 
 async def test_the_key_of_the_directory_is_taken_up_by_a_new_log(bus: MemoryBus, state: StateDir) -> None:
-    await install.fill_log(bus, a_stack(state), state)
+    await install.fill_log(bus, planned_at(state), state)
     key = state.key_file.read_text().strip()
     another = MemoryBus(MemoryLog(ManualClock()))
-    await install.fill_log(another, a_stack(state), state)
+    await install.fill_log(another, planned_at(state), state)
     assert state.key_file.read_text().strip() == key
     (known,) = (await keys.read_all(another)).values()
     assert known.hmac == keys.digest(secret(state), key)
@@ -67,7 +56,7 @@ async def test_the_key_of_the_directory_is_taken_up_by_a_new_log(bus: MemoryBus,
 
 @pytest.mark.parametrize("harm", ["revoked", "deleted", "nonsense", "of another secret"])
 async def test_a_key_that_is_void_is_replaced(bus: MemoryBus, state: StateDir, harm: str) -> None:
-    await install.fill_log(bus, a_stack(state), state)
+    await install.fill_log(bus, planned_at(state), state)
     old = state.key_file.read_text().strip()
     if harm == "revoked":
         (known,) = (await keys.read_all(bus)).values()
@@ -78,7 +67,7 @@ async def test_a_key_that_is_void_is_replaced(bus: MemoryBus, state: StateDir, h
         state.key_file.write_text("hello")
     else:
         state.secret_file.unlink()
-    await install.fill_log(bus, a_stack(state), state)
+    await install.fill_log(bus, planned_at(state), state)
     key = state.key_file.read_text().strip()
     assert key != old
     record = (await keys.read_all(bus))[keys.key_id_of(key) or ""]
@@ -86,7 +75,7 @@ async def test_a_key_that_is_void_is_replaced(bus: MemoryBus, state: StateDir, h
     assert record.hmac == keys.digest(secret(state), key)
 
 
-async def test_a_store_that_is_not_ready_yet_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_store_that_is_not_ready_yet_is_asked_again() -> None:
     asked = []
 
     async def work() -> None:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from planned import a_stack
 
 from millstream import stack
 from millstream.install import is_filled
@@ -17,24 +18,12 @@ from wire.fleet import Fleet
 from wire.settings import Settings
 
 
-def a_stack(environ: dict[str, str] | None = None, workers: int = 2) -> Stack:
-    return Stack(
-        state_dir=Path("/state"),
-        port=8080,
-        kafka_port=9092,
-        clickhouse_port=8123,
-        controller_port=5,
-        ledger_port=9100,
-        key_secret="ab" * 32,
-        served=stack.smollm2(),
-        workers=workers,
-        threads=3,
-        environ=environ or {},
-    )
+def two_workers(environ: dict[str, str] | None = None) -> Stack:
+    return a_stack(served=stack.smollm2(), workers=2, threads=3, environ=environ or {})
 
 
 def test_every_process_gets_settings_that_it_can_read() -> None:
-    whole = a_stack()
+    whole = two_workers()
     for child in (whole.ingress(), whole.worker(0), whole.worker(1), whole.control(), whole.ledger()):
         settings = Settings.from_env(child.env)
         assert settings.cluster.bootstrap == "127.0.0.1:9092"
@@ -44,7 +33,7 @@ def test_every_process_gets_settings_that_it_can_read() -> None:
 
 
 def test_a_worker_runs_an_engine_of_the_catalogue_s_fleet() -> None:
-    whole = replace(a_stack(), served=replace(stack.smollm2(), directory=Path("/model")))
+    whole = replace(two_workers(), served=replace(stack.smollm2(), directory=Path("/model")))
     settings = Settings.from_env(whole.worker(1).env)
     model = whole.served.catalogue(now_ms=5)
     (version,) = model.versions
@@ -76,15 +65,17 @@ def test_the_ledger_s_group_is_the_one_whose_backlog_status_shows() -> None:
 
 
 def test_the_topics_are_those_of_the_model_s_fleet() -> None:
-    names = {topic.name: topic.partitions for topic in a_stack().topics()}
-    fleet = a_stack().served.fleet.name
+    names = {topic.name: topic.partitions for topic in two_workers().topics()}
+    fleet = two_workers().served.fleet.name
     assert names[f"requests.{fleet}"] == names[f"journal.{fleet}"] == stack.SHARDS
     assert names["replies.local"] == stack.SLOTS
     assert "credentials" in names
 
 
 def test_the_user_s_settings_reach_the_processes_but_not_those_the_stack_decides() -> None:
-    whole = a_stack({"MILLSTREAM_ENGINE_SLOTS": "7", "MILLSTREAM_PORT": "1", "MILLSTREAM_ENGINE": "mine", "HOME": "/h"})
+    whole = two_workers(
+        {"MILLSTREAM_ENGINE_SLOTS": "7", "MILLSTREAM_PORT": "1", "MILLSTREAM_ENGINE": "mine", "HOME": "/h"}
+    )
     worker = whole.worker(0)
     settings = Settings.from_env(worker.env)
     assert settings.engine_slots == 7
@@ -94,7 +85,7 @@ def test_the_user_s_settings_reach_the_processes_but_not_those_the_stack_decides
 
 
 def test_only_the_ingress_gets_the_secret() -> None:
-    whole = a_stack()
+    whole = two_workers()
     assert Settings.from_env(whole.ingress().env).key_secret == "ab" * 32
     for child in (whole.worker(0), whole.control(), whole.ledger(), whole.clickhouse(), whole.kafka(["java"])):
         assert "ab" * 32 not in child.env.values()
@@ -102,23 +93,23 @@ def test_only_the_ingress_gets_the_secret() -> None:
 
 def test_a_wrong_setting_of_the_user_is_found_before_anything_starts() -> None:
     with pytest.raises(SettingsError, match="MILLSTREAM_ENGINE_SLOTS is 'x'"):
-        a_stack({"MILLSTREAM_ENGINE_SLOTS": "x"}).settings()
+        two_workers({"MILLSTREAM_ENGINE_SLOTS": "x"}).settings()
 
 
 def test_stopping_begins_at_the_front_and_ends_with_the_log() -> None:
-    whole = a_stack()
+    whole = two_workers()
     order = [sorted(names) for names in whole.stop_order()]
     assert order == [["ingress"], ["worker-0", "worker-1"], ["control", "ledger"], ["clickhouse"], ["kafka"]]
 
 
 def test_a_worker_may_drain_before_it_is_killed() -> None:
-    worker = a_stack({"MILLSTREAM_DRAIN_TIMEOUT_MS": "90000"}).worker(0)
+    worker = two_workers({"MILLSTREAM_DRAIN_TIMEOUT_MS": "90000"}).worker(0)
     assert worker.stop_within_s > 90
 
 
 def test_a_log_made_for_another_model_is_made_ready_again(tmp_path: Path) -> None:
     state = open_state(tmp_path)
-    whole = a_stack()
+    whole = two_workers()
     assert not is_filled(whole, state)
     state.installed_file.write_text("something else")
     assert not is_filled(whole, state)

@@ -9,9 +9,9 @@ import stat
 from pathlib import Path
 
 import pytest
+from planned import a_stack
 
 from millstream import stack, welcome
-from millstream.stack import Stack
 from millstream.state import open_state, write_private
 
 KEY = "sk-ms-0123456789ab-" + "0" * 48
@@ -20,19 +20,7 @@ KEY = "sk-ms-0123456789ab-" + "0" * 48
 def shown(directory: Path, *, detached: bool) -> str:
     state = open_state(directory)
     write_private(state.key_file, KEY + "\n")
-    whole = Stack(
-        state_dir=state.path,
-        port=8081,
-        kafka_port=1,
-        clickhouse_port=2,
-        controller_port=5,
-        ledger_port=3,
-        key_secret="",
-        served=stack.smollm2(),
-        workers=1,
-        threads=1,
-        environ={},
-    )
+    whole = a_stack(state_dir=state.path, port=8081, served=stack.smollm2())
     return welcome.ready_text(welcome.first_run(whole, 1), state, detached=detached)
 
 

@@ -16,7 +16,7 @@ from workers.engine.errors import SequenceRefused
 from workers.engine.generation import Generation, open_generations
 from workers.engine.pace import Prompt
 from workers.engine.protocol import Emission, Key, Load, Sequence
-from workers.engine.vocabulary import Vocabulary
+from workers.engine.vocabulary import Vocabulary, names_token
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -246,7 +246,7 @@ def check(sequence: Sequence, limits: Limits, vocab_size: int) -> None:
 
 
 def _check_sampling(sampling: Sampling, vocab_size: int) -> None:
-    if not all(token.isdecimal() and int(token) < vocab_size for token in sampling.logit_bias):
+    if not all(names_token(token, vocab_size) for token in sampling.logit_bias):
         raise SequenceRefused(f"logit_bias names a token outside 0 to {vocab_size - 1}")
     numbers = (
         *(sampling.temperature, sampling.top_p, sampling.min_p, sampling.repetition_penalty),

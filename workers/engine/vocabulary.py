@@ -12,6 +12,11 @@ from workers.engine.text import TextStream
 Messages = Sequence[Mapping[str, Any]]
 
 
+def names_token(text: str, vocab_size: int) -> bool:
+    """Whether a decimal string, such as a key of `logit_bias`, is a token's id."""
+    return text.isascii() and text.isdecimal() and int(text) < vocab_size
+
+
 class Vocabulary(ABC):
     """A model's tokens and its chat template."""
 
