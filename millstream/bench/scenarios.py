@@ -58,10 +58,13 @@ def step_in_demand(before: float, after: float, at_ms: float) -> list[Arrival]:
 
 
 def by_region(speed: float, shares: Mapping[str, float], seed: int = 1) -> list[Arrival]:
-    """Requests that come from regions, by share."""
-    draw = Random(seed)
+    """Requests that come from regions, by share. A session stays where it is: its prompts have the second piece in
+    common, the first one is everybody's."""
     regions, weights = list(shares), list(shares.values())
-    return [replace(one, region=draw.choices(regions, weights)[0]) for one in spread_out(speed, seed)]
+    return [
+        replace(one, region=Random(seed + one.prefix[:2][-1]).choices(regions, weights)[0])
+        for one in spread_out(speed, seed)
+    ]
 
 
 def _policies() -> Iterator[Scenario]:
