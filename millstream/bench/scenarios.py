@@ -89,10 +89,11 @@ def _traces() -> Iterator[Scenario]:
 def _views() -> Iterator[Scenario]:
     for signal_ms in (250.0, 1_000.0, 4_000.0):
         for ingresses, follow_ms in ((1, None), (16, None), (16, 20.0)):
-            followed = "" if ingresses == 1 else ", alone" if follow_ms is None else f", told after {follow_ms:g} ms"
+            told = "not told" if follow_ms is None else f"told after {follow_ms:g} ms"
+            many = "one ingress" if ingresses == 1 else f"{ingresses} ingresses, {told}"
             yield Scenario(
                 section="views",
-                name=f"{signal_ms / 1000:g} s, {ingresses} ingresses{followed}",
+                name=f"signals each {signal_ms / 1000:g} s, {many}",
                 arrivals=partial(spread_out, 4.0),
                 contenders=("lmetric", OURS),
                 conditions=Conditions(signal_ms=signal_ms, ingresses=ingresses, follow_ms=follow_ms),

@@ -6,8 +6,8 @@ import math
 from collections.abc import Mapping, Sequence
 from html import escape
 
-WIDTH, HEIGHT = 760, 380
-_LEFT, _RIGHT, _TOP, _BOTTOM = 64, 190, 40, 48
+WIDTH, HEIGHT = 900, 400
+_LEFT, _RIGHT, _TOP, _BOTTOM = 64, 160, 40, 64
 _INK, _GRID = "#333", "#ddd"
 _COLOURS = ("#0b6e99", "#d1495b", "#2e8b57", "#edae49", "#6f4e7c", "#8d6b3f", "#7a7a7a", "#1f3a5f")
 Points = Sequence[tuple[float, float]]
@@ -27,7 +27,7 @@ def lines(title: str, series: Mapping[str, Points], *, x: str, y: str, top: floa
 
 
 def bars(title: str, values: Mapping[str, Mapping[str, float]], *, y: str, top: float | None = None) -> str:
-    """A group of bars for each name, a bar for each series in it."""
+    """A group of bars for each name, a bar for each series in it. A name is broken at its commas."""
     names = list(dict.fromkeys(name for group in values.values() for name in group))
     frame = _Frame(0, len(values), top or max(value for group in values.values() for value in group.values()))
     body = [_legend(number, name) for number, name in enumerate(names)]
@@ -36,7 +36,10 @@ def bars(title: str, values: Mapping[str, Mapping[str, float]], *, y: str, top: 
         for number, name in enumerate(names):
             if name in group:
                 body.append(_bar(frame, place + 0.1 + number * width, width, group[name], number))
-        body.append(_text(frame.x(place + 0.5), HEIGHT - _BOTTOM + 18, label, "middle"))
+        body += [
+            _text(frame.x(place + 0.5), HEIGHT - _BOTTOM + 16 + 14 * line, words, "middle")
+            for line, words in enumerate(label.split(", "))
+        ]
     return _chart(title, frame, "", y, body)
 
 
