@@ -36,7 +36,8 @@ GROUP = "control"
 async def run(settings: Settings, bus: Bus, stop: asyncio.Event) -> None:
     """Publish weights until `stop` is set. Waits for a log that is away."""
     feedback = Feedback() if settings.routing_policy == "earlier" else None
-    clock, windows = SystemClock(), Windows(Network(trips_ms=settings.between_ms()), feedback)
+    clock, network = SystemClock(), Network(trips_ms=settings.between_ms())
+    windows = Windows(network, feedback, settings.shed_wait_ms)
     weights = await bus.producer(client_id="control-weights")
     dead = await bus.producer(client_id="control-dead")
     listener = Listener(windows, dead_letters(dead, GROUP, clock), clock)

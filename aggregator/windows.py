@@ -16,6 +16,7 @@ from routing.earlier import Feedback, reweighed
 from routing.penalties import Penalty, grown, penalty_at
 from routing.plan import NO_NETWORK, EngineView, Network, Plan, plan
 from routing.profile import UNMEASURED, Profile, learn
+from routing.shed import PATIENCE_MS
 from wire.messages import DemandSignal, EngineSignal, Signal, Sketch, Snapshot
 
 SILENT_MS = 2_500
@@ -60,9 +61,12 @@ class Bucket:
 class Windows:
     """Everything control knows. It is rebuilt from a few seconds of signals, so it is stored nowhere."""
 
-    def __init__(self, network: Network = NO_NETWORK, feedback: Feedback | None = None) -> None:
-        """`feedback`: sets the engines' weights instead of the optimizer."""
+    def __init__(
+        self, network: Network = NO_NETWORK, feedback: Feedback | None = None, patience_ms: float = PATIENCE_MS
+    ) -> None:
+        """`feedback`: sets the engines' weights instead of the optimizer. `patience_ms`: as `routing.plan.plan`'s."""
         self._network = network
+        self._patience_ms = patience_ms
         self._feedback = feedback
         self._asked = Asked()
         self._weights: dict[str, float] = {}
@@ -116,7 +120,7 @@ class Windows:
         mine = [engine for engine in engines if engine.signal.model == model]
         views = [self._view(engine, now_ms) for engine in mine]
         traffic, before = self._asked.of(model, self._time_ms), self._plans.get(model)
-        plans = self._plans[model] = plan(views, regions, traffic, self._network, before)
+        plans = self._plans[model] = plan(views, regions, traffic, self._network, before, self._patience_ms)
         return [self._snapshot(model, region, made, mine, now_ms) for region, made in plans.items()]
 
     def _snapshot(self, model: str, region: str, made: Plan, mine: list[Engine], now_ms: int) -> Snapshot:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 
-import mmh3
-
 from ingress.endings import NATURAL, shed
 from ingress.life import Target
 from ingress.metrics import Metrics
@@ -14,8 +12,9 @@ from routing.board import Board
 from routing.budget import RetryBudget, ratio_at
 from routing.errors import BadSnapshot
 from routing.penalties import Outcome
-from routing.policy import Policy, Query, check
+from routing.policy import Choice, Policy, Query, check
 from routing.prefix import BLOCK_CHARS
+from routing.shed import PATIENCE_MS, Gate
 from wire.bus import Record
 from wire.clock import Clock
 from wire.messages import DemandSignal, Dispatches, End, EngineSignal, Refused, Request, Snapshot
@@ -64,8 +63,11 @@ class Router:
         clock: Clock,
         trips_ms: Mapping[str, float],
         policy: type[Policy] = Policy,
+        patience_ms: float = PATIENCE_MS,
     ) -> None:
-        """`incarnation`: this ingress's, whose own dispatches are known already. `trips_ms`: to other regions."""
+        """`incarnation`: this ingress's, whose own dispatches are known already. `trips_ms`: to other regions.
+        `patience_ms`: how long a request may be expected to wait before it is refused."""
+        self._patience_ms = patience_ms
         self._policy = policy
         self._weights = weights
         self._incarnation = incarnation
@@ -73,6 +75,7 @@ class Router:
         self._clock = clock
         self._trips_ms = trips_ms
         self._policies: dict[str, Policy] = {}
+        self._gates: dict[str, Gate] = {}
         self._heard_ms: float = -ENGINE_HEARD_MS
         """when a ready engine measured its latest signal"""
         self._budget = RetryBudget(now_ms=clock.monotonic_ms())
@@ -98,23 +101,26 @@ class Router:
         snapshot = self._weights.snapshots.get(request.model)
         if snapshot is not None:
             self._tighten(snapshot)
-            share = snapshot.shed.get(str(request.priority), 0.0)
-            if share > 0 and mmh3.hash(request.request_id, seed=2, signed=False) / 2**32 < share:
-                self._metrics.shed.labels(request.model).inc()
-                raise shed()
+        choice = self._weigh(request, candidates, frozenset())
+        if choice is None:
+            return None
+        share = snapshot.shed.get(str(request.priority), 0.0) if snapshot is not None else 0.0
+        if self._gate(request.model).refuses(request.priority, share, choice.loss, choice.wait_ms):
+            self._metrics.shed.labels(request.model).inc()
+            raise shed()
         self._budget.first_attempt(self._clock.monotonic_ms())
-        return self._choose(request, candidates, frozenset())
+        return self._chosen(request, choice)
 
     def elsewhere(self, request: Request, candidates: tuple[Target, ...], tried: frozenset[Target]) -> Target | None:
         """Another target than those tried, if there is one and the retry budget allows it."""
-        target = self._choose(request, candidates, tried)
-        if target is None:
+        choice = self._weigh(request, candidates, tried)
+        if choice is None:
             return None
         if not self._budget.try_retry(self._clock.monotonic_ms()):
             self._metrics.retries_refused.inc()
             return None
         self._metrics.retries.inc()
-        return target
+        return self._chosen(request, choice)
 
     def sent(self, request: Request, attempt: int, target: Target) -> None:
         """An attempt was sent."""
@@ -147,6 +153,12 @@ class Router:
             policy = self._policies[model] = self._policy(board)
         return policy
 
+    def _gate(self, model: str) -> Gate:
+        gate = self._gates.get(model)
+        if gate is None:
+            gate = self._gates[model] = Gate(self._patience_ms)
+        return gate
+
     def _tighten(self, snapshot: Snapshot) -> None:
         """The retries that there may be, by the latest prices: one budget, whatever the model."""
         if snapshot is not self._priced:
@@ -156,12 +168,12 @@ class Router:
             ratio = ratio_at(prices.get("latency_ms"), prices.get("request_ms"), refusing=refusing)
             self._budget.tighten(ratio)
 
-    def _choose(self, request: Request, candidates: tuple[Target, ...], tried: frozenset[Target]) -> Target | None:
+    def _weigh(self, request: Request, candidates: tuple[Target, ...], tried: frozenset[Target]) -> Choice | None:
         policy, now_ms = self.policy(request.model), self._clock.now_ms()
         policy.follow(self._weights.snapshots.get(request.model))
-        choice = policy.choose(query(request, candidates, now_ms), now_ms, tried)
-        if choice is None:
-            return None
+        return policy.choose(query(request, candidates, now_ms), now_ms, tried)
+
+    def _chosen(self, request: Request, choice: Choice) -> Target:
         metrics = self._metrics
         metrics.choices.labels(request.model, choice.reason).inc()
         metrics.expected_loss.labels(request.model).observe(choice.loss)

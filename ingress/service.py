@@ -169,7 +169,8 @@ async def build(settings: Settings, buses: Mapping[str, Bus], clock: Clock) -> I
     metrics = Metrics()
     weights = Weights(reply.region)
     policy = EarlierPolicy if settings.routing_policy == "earlier" else Policy
-    router = Router(weights, reply.incarnation, metrics, clock, settings.trips_ms(reply.region), policy)
+    trips_ms, patience_ms = settings.trips_ms(reply.region), settings.shed_wait_ms
+    router = Router(weights, reply.incarnation, metrics, clock, trips_ms, policy, patience_ms)
     leader = await bus.producer(acks="leader", client_id="ingress-signals")
     requests = {region: await other.producer(client_id="ingress-requests") for region, other in buses.items()}
     dead = dead_letters(leader, f"ingress/{reply.slot}", clock)

@@ -33,6 +33,9 @@ PREFILL_PRICE = 4.0
 From half to twice of it goodput changes by less than 0.005"""
 DECODE_PRICE = 0.75
 """Requests that a decode step is worth, a TBT target of it: what slows all that will come. Same plateau"""
+WAIT_PRICE = 0.01
+"""Requests that a wait is worth, a TTFT target of it: of two engines where the request is late, the sooner one, though
+hardly more than the rest counts"""
 CALM = 0.8
 """Of the TBT target: beyond it the chance to miss it says what a slower step costs, and levelling the steps of engines
 that are all that full would bring every one of them over the target at once"""
@@ -73,6 +76,11 @@ class State(NamedTuple):
     rested_ms: Floats
     """what those gathered that waited then and don't any more"""
 
+    @property
+    def wait_ms(self) -> Floats:
+        """Until the prompt of a request that came now is begun."""
+        return self.backlog_ms + self.slot_ms
+
 
 class Crowd(NamedTuple):
     """Those that are at each engine: a row an engine."""
@@ -107,9 +115,9 @@ def own_loss(
     there.
     """
     between_ms = (state.backlog_ms / state.piece_ms + pieces + 0.5) * state.decode_ms * state.decodes
-    loss = _exceeds(waited_ms + state.slot_ms + state.backlog_ms + prompt_ms + between_ms, targets.ttft_ms, TTFT_DOUBT)
+    loss = _exceeds(waited_ms + state.wait_ms + prompt_ms + between_ms, targets.ttft_ms, TTFT_DOUBT)
     loss += _exceeds(after_ms, targets.tbt_ms, TBT_DOUBT)
-    loss += prompt_ms * (PREFILL_PRICE / targets.ttft_ms)
+    loss += prompt_ms * (PREFILL_PRICE / targets.ttft_ms) + state.wait_ms * (WAIT_PRICE / targets.ttft_ms)
     loss += np.minimum(after_ms, CALM * targets.tbt_ms) * (DECODE_PRICE / targets.tbt_ms)
     return loss
 

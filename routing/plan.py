@@ -15,6 +15,7 @@ from routing.curve import Curve
 from routing.optimizer import Group, Problem, Solution, solve
 from routing.penalties import weight_factor
 from routing.profile import UNMEASURED, Mix, Profile, curves, rate, slowed
+from routing.shed import PATIENCE_MS, by_priority, refused, waiting
 from wire.messages import EngineSignal, Route
 
 QUEUE_TOLERANCE = 0.5
@@ -91,8 +92,12 @@ def plan(
     traffic: Traffic = NO_TRAFFIC,
     network: Network = NO_NETWORK,
     before: Mapping[str, Plan] | None = None,
+    patience_ms: float = PATIENCE_MS,
 ) -> dict[str, Plan]:
-    """Each region's plan, for the engines of one model that were heard of lately, each by its primary shard."""
+    """Each region's plan, for the engines of one model that were heard of lately, each by its primary shard.
+
+    `patience_ms`: how long a request may be expected to wait before some are refused.
+    """
     heard = list(engines)
     ready = _primaries(heard)
     if not ready:
@@ -106,23 +111,8 @@ def plan(
         groups[view.signal.fleet.region, view.signal.fleet.pool, view.signal.fleet.version].append(n)
     demand = {region: max(traffic.demand.get(region, 0.0), LEAST_DEMAND) for region in regions}
     solution = solve(_problem(groups, latency, demand, traffic.mix, network, before or {}))
-    chosen = _Chosen(ready, latency, groups, solution, network.forbidden)
+    chosen = _Chosen(ready, latency, groups, solution, network.forbidden, sum(demand.values()), patience_ms)
     return {region: chosen.plan(region, demand[region], traffic) for region in regions}
-
-
-def shed_shares(refused: float, priorities: Mapping[int, float]) -> dict[int, float]:
-    """By priority, the share to refuse so that `refused` of all is: the lowest priorities first, and no more of one
-    than is needed. Without knowledge of priorities, that of 0."""
-    asked = {priority: requests for priority, requests in priorities.items() if requests > 0} or {0: 1.0}
-    left = min(max(refused, 0.0), 1.0) * sum(asked.values())
-    shares = {}
-    for priority in sorted(asked):
-        if left <= 0:
-            break
-        taken = min(left, asked[priority])
-        shares[priority] = taken / asked[priority]
-        left -= taken
-    return shares
 
 
 def _problem(
@@ -170,6 +160,9 @@ class _Chosen:
     groups: Mapping[Place, list[int]]
     solution: Solution
     forbidden: frozenset[tuple[str, str]]
+    demand: float
+    """requests a second, of all regions"""
+    patience_ms: float
 
     def plan(self, region: str, demand: float, traffic: Traffic) -> Plan:
         solution = self.solution
@@ -178,31 +171,41 @@ class _Chosen:
             for m, place in enumerate(self.groups)
             if (flow := solution.flows.get((region, m), 0.0)) > demand * 1e-9
         }
-        refused = solution.refused[region] / demand
-        if not flows:  # all of it is refused; what comes nevertheless goes where it may, as there is room
+        if not flows:  # there is no room for any of it; it goes where it may, as there is room for others
             flows = {
                 place: sum(self.latency[n].capacity for n in self.groups[place]) for place in self._open_to(region)
             }
         if not flows:
             return Plan(routes=(), fallback=0.0, why=f"no engine may serve requests from {region}", demand=demand)
         total = sum(flows.values())
-        shares = _spilled({place: flow / total for place, flow in flows.items()}, self._overflow(), self.groups)
-        fallback = sum(share for place, share in shares.items() if place[1] != "gpu")
+        flowing = _spilled({place: flow / total for place, flow in flows.items()}, self._overflow(), self.groups)
+        fallback = sum(share for place, share in flowing.items() if place[1] != "gpu")
         prices = {"request_ms": solution.demand_price_ms[region], "latency_ms": solution.latency_ms}
         prices |= {
             f"capacity {place[0]}/{place[1]}/{place[2]}": price
             for place, price in zip(self.groups, solution.capacity_price_ms, strict=True)
             if price > 0
         }
+        routes = tuple(self._routes(flowing))
+        part = self._refused(routes)
         return Plan(
-            routes=tuple(self._routes(shares)),
+            routes=routes,
             fallback=fallback,
-            why=self._why(fallback, refused),
+            why=self._why(fallback, part, solution.refused[region] / demand),
             demand=demand,
-            shed=shed_shares(refused, traffic.priorities) if refused > 1e-6 else {},
+            shed=by_priority(part, traffic.priorities),
             prices=prices,
-            flows=shares,
+            flows=flowing,
         )
+
+    def _refused(self, routes: Iterable[Route]) -> float:
+        """The share to refuse, by the queues of the engines that get the region's traffic."""
+        weights = {(route.fleet, route.shard): route.weight for route in routes}
+        queues = [
+            waiting(view.signal, view.profile, weights.get((view.signal.fleet, view.signal.shards[0]), 0.0))
+            for view in self.ready
+        ]
+        return refused(queues, self.demand, self.patience_ms)
 
     def _open_to(self, region: str) -> list[Place]:
         return [place for place in self.groups if (region, place[0]) not in self.forbidden]
@@ -224,9 +227,11 @@ class _Chosen:
         beyond = queued - QUEUE_TOLERANCE * sum(max(signal.slots, 0) for signal in gpu)
         return min(beyond / (queued + running), MAX_FALLBACK) if beyond > 0 else 0.0
 
-    def _why(self, fallback: float, refused: float) -> str:
-        if refused > 1e-6:
-            return f"every engine is over capacity: {refused:.0%} is refused"
+    def _why(self, fallback: float, part: float, beyond: float) -> str:
+        if part > 0:
+            return f"requests wait for longer than they may: {part:.0%} is refused"
+        if beyond > 1e-6:
+            return f"{beyond:.0%} more is asked than engines are expected to do; nothing waits for too long yet"
         if not any(place[1] == "gpu" for place in self.groups):
             return "the CPU pool serves: no GPU engine is ready"
         if fallback > 0:

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from routing.board import Board, Candidate, Mask, Rows, Shard
 from routing.errors import BadSnapshot
-from routing.loss import Floats, own_loss, prefill_ms, rise
+from routing.loss import Floats, State, own_loss, prefill_ms, rise
 from wire.fleet import Fleet
 from wire.messages import Snapshot
 
@@ -91,6 +91,8 @@ class Choice:
     """expected, in requests; 0 where nothing was weighed"""
     cached_tokens: int = 0
     """of the prompt, thought to be in its cache"""
+    wait_ms: float = 0.0
+    """thought to pass there until its prompt is begun"""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -171,7 +173,8 @@ class Policy:
         blocks = np.array(board.chains.matches(query.prefix_chain, board.size))[rows]
         new_tokens = np.maximum(query.prompt_tokens - blocks * board.block_tokens, 1.0)
         weights = _faded(plan.weights, relax) if relax else plan.weights
-        own, others = self._losses(query, plan, new_tokens, now_ms)
+        state = board.state(rows, now_ms)
+        own, others = self._losses(query, plan, state, new_tokens)
         if board.blamed:
             own += board.risk(rows, now_ms)
         if relax < 1:
@@ -186,14 +189,13 @@ class Policy:
         if reason is None:
             reason = "weight" if len(tied) > 1 else "affinity" if 0 < blocks[best] == blocks.max() else "loss"
         fleet, shard = plan.candidates[best]
-        return Choice(fleet, shard, reason, float(least), cached)
+        return Choice(fleet, shard, reason, float(least), cached, float(state.wait_ms[best]))
 
     def _losses(
-        self, query: Query, plan: Plan, new_tokens: Floats, now_ms: float
+        self, query: Query, plan: Plan, state: State, new_tokens: Floats
     ) -> tuple[Floats, Callable[[NDArray[np.intp]], Floats]]:
         """The request's own losses at a plan's candidates; and for some of them, what others would lose there."""
         board = self.board
-        state = board.state(plan.rows, now_ms)
         prompt_ms, pieces = prefill_ms(state, new_tokens)
         after_ms = state.decode_ms + state.decode_token_ms * query.prompt_tokens
         waited_ms = query.waited_ms + board.trips_ms(plan.rows)

@@ -118,6 +118,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     snapshot_interval_ms: int = 1_000
 
     # all
+    shed_wait_ms: int = 300_000
+    """ingress and control: how long a request may be expected to wait for its first token before some are refused"""
     log_level: str = "INFO"
     metrics_port: int = 0
     """0 = no metrics server of its own (the ingress serves /metrics on its port)"""
@@ -201,6 +203,7 @@ _AT_LEAST_ONE = (
     "session_timeout_ms",
     "orphan_grace_ms",
     "snapshot_interval_ms",
+    "shed_wait_ms",
 )
 _NOT_NEGATIVE = ("engine_queue", "drain_timeout_ms", "simulated_ttft_ms", "simulated_tbt_ms")
 

@@ -12,6 +12,7 @@ from math import exp
 from routing.earlier import Feedback, reweighed
 from routing.plan import EngineView, Network, Plan, Traffic, plan
 from routing.profile import UNMEASURED, Mix, Profile, learn
+from routing.schedule import TARGETS
 from routing.simulator.conditions import Conditions
 from routing.simulator.trace import Arrival
 from wire.fleet import Fleet
@@ -22,6 +23,8 @@ ROUND_MS = 2_000.0
 """Between two rounds: twice as long as in production, where nobody waits for the sum of them"""
 SILENT_MS = 2_500.0
 """An engine that was heard this much less recently than another is left out, as in `aggregator.windows`"""
+PATIENCE_MS = 2 * TARGETS.ttft_ms
+"""What waits for longer has missed its first token's target twice over: refuse some, so that the others keep theirs"""
 MEMORY_MS = 10_000.0
 """Demand is the mean over about so long"""
 
@@ -103,7 +106,7 @@ class Control:
         heard = [signal for signal in self._signals.values() if latest_ms - signal.at_ms <= SILENT_MS]
         views = [EngineView(signal=one, profile=self._profiles[one.engine, one.incarnation]) for one in heard]
         traffic = Traffic(demand=self._demand, mix=self._mix())
-        self._plans = plan(views, self._regions, traffic, self._network, self._plans)
+        self._plans = plan(views, self._regions, traffic, self._network, self._plans, PATIENCE_MS)
         weights = self._feedback.weights(one.engine for one in heard) if self._feedback is not None else None
         self._snapshots = {region: _publish(region, made, now_ms, weights) for region, made in self._plans.items()}
 

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-import mmh3
-
 from routing.board import Board, Candidate
 from routing.budget import RetryBudget, ratio_at
 from routing.earlier import EarlierPolicy, Feedback
-from routing.policy import SILENT_MS, Policy, Query
+from routing.policy import SILENT_MS, Choice, Policy, Query
+from routing.shed import Gate
 from routing.simulator.conditions import Conditions
-from routing.simulator.control import MODEL, Control, fleet_of, name_of
+from routing.simulator.control import MODEL, PATIENCE_MS, Control, fleet_of, name_of
 from routing.simulator.engine import SLOTS
 from routing.simulator.fleet import Seat
 from routing.simulator.ingress import Ingress
@@ -121,14 +120,13 @@ class ProductionIngress(Ingress):
         self.policy = EarlierPolicy(self.board) if production.earlier else Policy(self.board)
         self._rows = self.board.rows(self._candidates)
         self._budget = RetryBudget()
+        self._gate = Gate(PATIENCE_MS)
         self._snapshot: Snapshot | None = None
 
     def choose(self, arrival: Arrival, now_ms: float, tried: frozenset[int]) -> int | None:
         self._follow(now_ms)
         if not tried:
             self._control.asked(self._region, arrival)
-            if self._sheds(arrival):
-                return None
             self._budget.first_attempt(now_ms)
         query = Query(
             request_id=str(arrival.number),
@@ -139,7 +137,9 @@ class ProductionIngress(Ingress):
             waited_ms=now_ms - arrival.at_ms,
         )
         choice = self.policy.choose(query, now_ms, frozenset(self._candidates[number] for number in tried))
-        return None if choice is None else choice.shard
+        if choice is None or (not tried and self._sheds(arrival, choice)):
+            return None
+        return choice.shard
 
     def hear(self, signal: Signal) -> None:
         self.board.heard(self._production.message(signal, self._conditions, self._control))
@@ -174,10 +174,10 @@ class ProductionIngress(Ingress):
         living = self.board.living(self._rows, SILENT_MS)
         return frozenset((~living).nonzero()[0].tolist())
 
-    def _sheds(self, arrival: Arrival) -> bool:
-        """As `ingress.router`: by the request's name, as many of its priority as the snapshot says."""
+    def _sheds(self, arrival: Arrival, choice: Choice) -> bool:
+        """As `ingress.router`."""
         share = self._snapshot.shed.get(str(arrival.priority), 0.0) if self._snapshot is not None else 0.0
-        return share > 0 and int(mmh3.hash(str(arrival.number), seed=2, signed=False)) / 2**32 < share
+        return self._gate.refuses(arrival.priority, share, choice.loss, choice.wait_ms)
 
     def _follow(self, now_ms: float) -> None:
         snapshot = self._control.snapshot(self._region, now_ms)

@@ -234,11 +234,13 @@ def test_a_snapshot_says_what_was_asked_and_what_more_would_cost(world: World) -
     assert all(route.capacity is not None for route in made.routes)
 
 
-def test_twice_what_there_is_room_for_is_shed(world: World) -> None:
-    world.hear(signal(0))
-    (route,) = world.snapshot().routes
-    world.hear(alive(model=MODEL, requests_per_s=2 * (route.capacity or 0), priorities={"0": 1.0, "1": 1.0}))
-    assert world.snapshot().shed == {"0": 1.0, "1": pytest.approx(0.05)}
+def test_twice_what_ends_is_shed_once_it_waits_for_as_long_as_it_may(world: World) -> None:
+    # 10 end in each half second, 20 a second, half of what is asked for; 6,000 wait, as many as end in five minutes
+    asked = alive(model=MODEL, requests_per_s=40.0, priorities={"0": 20.0, "1": 20.0})
+    for _ in range(120):
+        at_ms = world.now_ms + 500
+        world.hear(signal(0, running=32, queued_requests=6_000, finished=10, at_ms=at_ms), asked, after_ms=500)
+    assert world.snapshot().shed == {"0": pytest.approx(1.0, abs=0.05)}
 
 
 def test_the_earlier_designs_feedback_sets_the_weights_where_it_is_asked_to() -> None:

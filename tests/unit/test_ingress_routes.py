@@ -16,6 +16,7 @@ from ingress.metrics import Metrics
 from ingress.pulse import AWAY_MS, BEATS, Pulse
 from ingress.router import Router, Weights
 from ingress.sender import Parcel, Sender
+from routing.shed import PATIENCE_MS
 from wire.bus import Partition, Record
 from wire.clock import ManualClock
 from wire.codec import decode
@@ -37,6 +38,7 @@ from wire.messages import (
     Route,
     Sampling,
     Snapshot,
+    StepCost,
 )
 from wire.topics import FleetTopics, all_topics
 
@@ -123,20 +125,33 @@ def test_a_retry_goes_where_it_was_not_and_only_within_the_budget() -> None:
     assert spent < 10, "without traffic there are only the few in reserve"
 
 
-def test_what_the_snapshot_sheds_is_503_and_always_the_same_requests() -> None:
+def refused(w: World, count: int = 1_000, **fields: Any) -> int:
+    """How many of so many requests are answered by 503."""
+    found = 0
+    for number in range(count):
+        try:
+            assert w.router.first(request(f"r{number}", **fields), (A, B)) is not None
+        except ApiError as error:
+            found += (error.status, error.code, error.retry_after_s) == (503, "overloaded", 2)
+    return found
+
+
+def test_what_the_snapshot_sheds_is_503_and_not_of_another_priority() -> None:
     w = World()
     w.snapshot(1.0, shed={"0": 0.5})
+    assert 450 < refused(w) < 550
+    assert refused(w, priority=1) == 0
 
-    def shed(name: str) -> bool:
-        try:
-            return w.router.first(request(name), (A, B)) is None
-        except ApiError as error:
-            return error.status == 503
 
-    lost = [shed(f"r{i}") for i in range(1_000)]
-    assert 400 < sum(lost) < 600, "half of 1,000, ± 6 standard deviations of 16"
-    assert lost == [shed(f"r{i}") for i in range(1_000)]
-    assert w.router.first(request(priority=1), (A, B)) is not None
+def test_who_would_wait_for_longer_than_may_be_is_refused_at_once() -> None:
+    w = World()
+    w.snapshot(0.5, 0.5)
+    step = StepCost(prefill_fixed_ms=0.0, prefill_token_ms=1.0, decode_ms=10.0)
+    for shard in (0, 1):
+        w.hear(engine=f"e{shard}", shards=(shard,), queued_tokens=2 * round(PATIENCE_MS), queued_requests=9, step=step)
+    assert refused(w, 10) == 10
+    w.hear(queued_tokens=0, step=step)
+    assert refused(w, 10) == 0
 
 
 def test_an_engine_is_known_by_a_fresh_word_of_its_own_or_a_fresh_route() -> None:

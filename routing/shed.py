@@ -1,0 +1,125 @@
+"""How much of a model's traffic to refuse: by what its engines show, never by what a profile expects of them.
+
+A profile that is wrong by a factor of two would refuse people whom an idle engine could serve, or nobody while
+everything starves; a queue can't be wrong. What the engines end a second is their capacity, once requests wait. With
+that rate μ and an expected wait of W, admitting μ · patience ÷ W a second settles where W is the patience: half of it
+admits twice what ends, and twice of it half.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from routing.profile import Profile, rate
+from wire.messages import EngineSignal
+
+PATIENCE_MS = 300_000.0
+"""How long a request may be expected to wait for its first token before it is refused, unless the operator says
+otherwise: half of the time that a request has in all. With targets to keep, twice that of the first token is right"""
+HOPELESS = 0.25
+"""Of the patience, how long a request may wait whose promise is broken anyway: it would break others', too. At twice
+the load that engines can take this keeps a sixth more promises than waiting for all of it"""
+CROWD = 4
+"""Requests that wait at an engine, on average, before anybody is refused: fewer are no overload, however long it is"""
+MOST = 0.95
+"""Some are always admitted: only by them the engines show that they have room again"""
+STEP = 0.05
+"""By how much of a lost request one decision moves the line: some dozens of requests reach another one"""
+LEAST_LINE, MOST_LINE = -STEP, 4.0
+"""A request without any expected loss is refused last, but can be; no loss that matters is larger than the other"""
+
+
+class Gate:
+    """Whom an ingress refuses: of each priority, those that have most to lose, as many as the snapshot says; and who
+    would wait for too long at the very engine that is best for all.
+
+    A request whose promise is broken wherever it goes costs others theirs, too, so overload is best shed there. What
+    is refused must be a share of requests, though, not whatever is above a fixed loss: a slow engine keeps no promise
+    and is worth having. So a line follows the quantile: up with each request refused, down with each admitted, by
+    steps that balance at that share (Robbins and Monro 1951).
+    """
+
+    def __init__(self, patience_ms: float = PATIENCE_MS) -> None:
+        self._patience_ms = patience_ms
+        self._lines: dict[int, float] = {}
+
+    def refuses(self, priority: int, share: float, loss: float, wait_ms: float = 0.0) -> bool:
+        """Whether to refuse a request of this expected loss and wait, when this share of its priority is to be."""
+        if wait_ms > self._patience_ms * (HOPELESS if loss > 1 else 1):
+            return True
+        if not share > 0:
+            self._lines.pop(priority, None)
+            return False
+        line = self._lines.get(priority, 1.0)
+        above = min(loss, MOST_LINE) > line or share >= 1
+        moved = line + STEP * ((1 - share) if above else -share)
+        self._lines[priority] = min(max(moved, LEAST_LINE), MOST_LINE + STEP)
+        return above
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Waiting:
+    """What one engine shows of its queue."""
+
+    share: float
+    """of the region's traffic, that it gets"""
+    wait_ms: float
+    requests: int
+    ended_per_s: float
+
+
+def waiting(signal: EngineSignal, profile: Profile, share: float) -> Waiting:
+    """What an engine says of its queue."""
+    return Waiting(
+        share=share,
+        wait_ms=wait_ms(signal, profile),
+        requests=max(signal.queued_requests, 0),
+        ended_per_s=profile.load,
+    )
+
+
+def wait_ms(signal: EngineSignal, profile: Profile) -> float:
+    """What a request that is sent now waits before its prompt is begun, by what the engine says; 0 if it says nothing.
+
+    Prompts that wait must be computed first. Where every slot is taken each that waits needs an ending, too (Little).
+    """
+    tokens, requests = max(signal.queued_tokens, 0), max(signal.queued_requests, 0)
+    prefill = rate(profile.prefill_tokens_per_s)
+    if profile.step is not None:
+        pieces = tokens / max(profile.step.piece_tokens, 1)
+        prompts_ms = tokens * profile.step.prefill_token_ms + pieces * profile.step.prefill_fixed_ms
+    else:
+        prompts_ms = tokens * 1_000 / prefill if prefill is not None else 0.0
+    if signal.running < signal.slots or not profile.load > 0:
+        return prompts_ms
+    return max(prompts_ms, requests * 1_000 / profile.load)
+
+
+def refused(engines: Iterable[Waiting], demand: float, patience_ms: float = PATIENCE_MS) -> float:
+    """The share of all requests to refuse. `demand`: requests a second, over all regions that these engines serve."""
+    heard = list(engines)
+    crowded = sum(engine.requests for engine in heard) > CROWD * len(heard)
+    whole = sum(engine.share for engine in heard)
+    if not crowded or whole <= 0 or demand <= 0:
+        return 0.0
+    expected_ms = sum(engine.share * engine.wait_ms for engine in heard) / whole
+    ended = sum(engine.ended_per_s for engine in heard)
+    if expected_ms <= patience_ms / 2 or ended <= 0:
+        return 0.0
+    return min(max(1 - ended * patience_ms / (expected_ms * demand), 0.0), MOST)
+
+
+def by_priority(part: float, priorities: Mapping[int, float]) -> dict[int, float]:
+    """By priority, the share to refuse so that `part` of all is: the lowest priorities first, and no more of one than
+    is needed. Without knowledge of priorities, that of 0."""
+    asked = {priority: requests for priority, requests in priorities.items() if requests > 0} or {0: 1.0}
+    left = min(max(part, 0.0), 1.0) * sum(asked.values())
+    found = {}
+    for priority in sorted(asked):
+        if left <= 0:
+            break
+        taken = min(left, asked[priority])
+        found[priority] = taken / asked[priority]
+        left -= taken
+    return found
