@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from ingress.endings import NATURAL, shed
 from ingress.life import Target
@@ -14,7 +14,7 @@ from routing.errors import BadSnapshot
 from routing.penalties import Outcome
 from routing.policy import Choice, Policy, Query, check
 from routing.prefix import BLOCK_CHARS
-from routing.shed import PATIENCE_MS, Gate
+from routing.shed import Gate
 from wire.bus import Record
 from wire.clock import Clock
 from wire.messages import DemandSignal, Dispatches, End, EngineSignal, Refused, Request, Snapshot
@@ -63,11 +63,11 @@ class Router:
         clock: Clock,
         trips_ms: Mapping[str, float],
         policy: type[Policy] = Policy,
-        patience_ms: float = PATIENCE_MS,
+        gate: Callable[[], Gate] = Gate,
     ) -> None:
         """`incarnation`: this ingress's, whose own dispatches are known already. `trips_ms`: to other regions.
-        `patience_ms`: how long a request may be expected to wait before it is refused."""
-        self._patience_ms = patience_ms
+        `gate`: makes a model's."""
+        self._new_gate = gate
         self._policy = policy
         self._weights = weights
         self._incarnation = incarnation
@@ -105,7 +105,7 @@ class Router:
         if choice is None:
             return None
         share = snapshot.shed.get(str(request.priority), 0.0) if snapshot is not None else 0.0
-        if self._gate(request.model).refuses(request.priority, share, choice.loss, choice.wait_ms):
+        if self._gate(request.model).refuses(request.priority, share, choice):
             self._metrics.shed.labels(request.model).inc()
             raise shed()
         self._budget.first_attempt(self._clock.monotonic_ms())
@@ -156,7 +156,7 @@ class Router:
     def _gate(self, model: str) -> Gate:
         gate = self._gates.get(model)
         if gate is None:
-            gate = self._gates[model] = Gate(self._patience_ms)
+            gate = self._gates[model] = self._new_gate()
         return gate
 
     def _tighten(self, snapshot: Snapshot) -> None:

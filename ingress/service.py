@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Callable, Coroutine, Mapping
+from functools import partial
 from typing import Any
 
 from starlette.types import ASGIApp
@@ -24,6 +26,7 @@ from ingress.sender import Sender
 from ingress.views import Views
 from routing.earlier import EarlierPolicy
 from routing.policy import Policy
+from routing.shed import Gate
 from wire import ids
 from wire.bus import Bus, Producer
 from wire.clock import Clock
@@ -169,8 +172,8 @@ async def build(settings: Settings, buses: Mapping[str, Bus], clock: Clock) -> I
     metrics = Metrics()
     weights = Weights(reply.region)
     policy = EarlierPolicy if settings.routing_policy == "earlier" else Policy
-    trips_ms, patience_ms = settings.trips_ms(reply.region), settings.shed_wait_ms
-    router = Router(weights, reply.incarnation, metrics, clock, trips_ms, policy, patience_ms)
+    gate = partial(Gate, settings.shed_wait_ms, settings.shed_loss or math.inf)
+    router = Router(weights, reply.incarnation, metrics, clock, settings.trips_ms(reply.region), policy, gate)
     leader = await bus.producer(acks="leader", client_id="ingress-signals")
     requests = {region: await other.producer(client_id="ingress-requests") for region, other in buses.items()}
     dead = dead_letters(leader, f"ingress/{reply.slot}", clock)

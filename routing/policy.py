@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from routing.board import Board, Candidate, Mask, Rows, Shard
 from routing.errors import BadSnapshot
-from routing.loss import Floats, State, own_loss, prefill_ms, rise
+from routing.loss import CALM, Floats, State, own_loss, prefill_ms, rise
 from wire.fleet import Fleet
 from wire.messages import Snapshot
 
@@ -93,6 +93,8 @@ class Choice:
     """of the prompt, thought to be in its cache"""
     wait_ms: float = 0.0
     """thought to pass there until its prompt is begun"""
+    busy: float = 0.0
+    """the share of engines where it would have to wait, or make steps almost as long as was promised"""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -174,7 +176,8 @@ class Policy:
         new_tokens = np.maximum(query.prompt_tokens - blocks * board.block_tokens, 1.0)
         weights = _faded(plan.weights, relax) if relax else plan.weights
         state = board.state(rows, now_ms)
-        own, others = self._losses(query, plan, state, new_tokens)
+        after_ms = state.decode_ms + state.decode_token_ms * query.prompt_tokens
+        own, others = self._losses(query, plan, state, new_tokens, after_ms)
         if board.blamed:
             own += board.risk(rows, now_ms)
         if relax < 1:
@@ -189,15 +192,16 @@ class Policy:
         if reason is None:
             reason = "weight" if len(tied) > 1 else "affinity" if 0 < blocks[best] == blocks.max() else "loss"
         fleet, shard = plan.candidates[best]
-        return Choice(fleet, shard, reason, float(least), cached, float(state.wait_ms[best]))
+        wait_ms = state.wait_ms
+        full = able & ((wait_ms > 0) | (after_ms > CALM * board.targets.tbt_ms))
+        return Choice(fleet, shard, reason, float(least), cached, wait_ms.item(best), float(full.sum() / able.sum()))
 
     def _losses(
-        self, query: Query, plan: Plan, state: State, new_tokens: Floats
+        self, query: Query, plan: Plan, state: State, new_tokens: Floats, after_ms: Floats
     ) -> tuple[Floats, Callable[[NDArray[np.intp]], Floats]]:
         """The request's own losses at a plan's candidates; and for some of them, what others would lose there."""
         board = self.board
         prompt_ms, pieces = prefill_ms(state, new_tokens)
-        after_ms = state.decode_ms + state.decode_token_ms * query.prompt_tokens
         waited_ms = query.waited_ms + board.trips_ms(plan.rows)
         own = own_loss(
             state, prompt_ms=prompt_ms, pieces=pieces, after_ms=after_ms, waited_ms=waited_ms, targets=board.targets

@@ -8,22 +8,29 @@ admits twice what ends, and twice of it half.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from routing.policy import Choice
 from routing.profile import Profile, rate
 from wire.messages import EngineSignal
 
 PATIENCE_MS = 300_000.0
 """How long a request may be expected to wait for its first token before it is refused, unless the operator says
 otherwise: half of the time that a request has in all. With targets to keep, twice that of the first token is right"""
-HOPELESS = 0.25
-"""Of the patience, how long a request may wait whose promise is broken anyway: it would break others', too. At twice
-the load that engines can take this keeps a sixth more promises than waiting for all of it"""
+PROMISED_LOSS = 2.0
+"""In requests: with targets to keep, what is right for `Gate`'s `most_loss`. A request's own loss is 1 at most, and the
+rest is what it takes from others and the price of the engine's time: serving it breaks more promises than it keeps"""
 CROWD = 4
 """Requests that wait at an engine, on average, before anybody is refused: fewer are no overload, however long it is"""
 MOST = 0.95
 """Some are always admitted: only by them the engines show that they have room again"""
+BUSY = 0.5
+"""Of the engines: where as many have had work that waits, their time is worth what `routing.loss` says of it. A long
+prompt that comes in the one moment when one of them is idle takes it from others, too"""
+LATELY = 64
+"""Requests over which that is averaged"""
 STEP = 0.05
 """By how much of a lost request one decision moves the line: some dozens of requests reach another one"""
 LEAST_LINE, MOST_LINE = -STEP, 4.0
@@ -40,19 +47,23 @@ class Gate:
     steps that balance at that share (Robbins and Monro 1951).
     """
 
-    def __init__(self, patience_ms: float = PATIENCE_MS) -> None:
+    def __init__(self, patience_ms: float = PATIENCE_MS, most_loss: float = math.inf) -> None:
+        """`most_loss`: in requests, the expected loss above which one is refused while engines are busy."""
         self._patience_ms = patience_ms
+        self._most_loss = most_loss
+        self._busy = 0.0
         self._lines: dict[int, float] = {}
 
-    def refuses(self, priority: int, share: float, loss: float, wait_ms: float = 0.0) -> bool:
-        """Whether to refuse a request of this expected loss and wait, when this share of its priority is to be."""
-        if wait_ms > self._patience_ms * (HOPELESS if loss > 1 else 1):
+    def refuses(self, priority: int, share: float, choice: Choice) -> bool:
+        """Whether to refuse a request that would go there, when this share of its priority is to be refused."""
+        self._busy += (choice.busy - self._busy) / LATELY
+        if choice.wait_ms > self._patience_ms or (self._busy > BUSY and choice.loss > self._most_loss):
             return True
         if not share > 0:
             self._lines.pop(priority, None)
             return False
         line = self._lines.get(priority, 1.0)
-        above = min(loss, MOST_LINE) > line or share >= 1
+        above = min(choice.loss, MOST_LINE) > line or share >= 1
         moved = line + STEP * ((1 - share) if above else -share)
         self._lines[priority] = min(max(moved, LEAST_LINE), MOST_LINE + STEP)
         return above

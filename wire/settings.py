@@ -120,6 +120,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     # all
     shed_wait_ms: int = 300_000
     """ingress and control: how long a request may be expected to wait for its first token before some are refused"""
+    shed_loss: float = 0.0
+    """ingress: the expected loss, in requests, above which one is refused while engines are busy; 0 = never"""
     log_level: str = "INFO"
     metrics_port: int = 0
     """0 = no metrics server of its own (the ingress serves /metrics on its port)"""
@@ -205,7 +207,7 @@ _AT_LEAST_ONE = (
     "snapshot_interval_ms",
     "shed_wait_ms",
 )
-_NOT_NEGATIVE = ("engine_queue", "drain_timeout_ms", "simulated_ttft_ms", "simulated_tbt_ms")
+_NOT_NEGATIVE = ("engine_queue", "shed_loss", "drain_timeout_ms", "simulated_ttft_ms", "simulated_tbt_ms")
 
 
 def _parse(name: str, text: str, kind: Any) -> Any:

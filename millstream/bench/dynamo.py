@@ -15,10 +15,10 @@ from pathlib import Path
 
 import msgspec
 
-from millstream.bench.own import Say
 from millstream.bench.traces import DIRECTORY, MOONCAKE
 from millstream.errors import StartFailed
 from millstream.paths import cache_dir
+from millstream.wish import Say
 
 VERSION = "1.6.1"
 _ALONE = (f"ai-dynamo=={VERSION}", f"ai-dynamo-runtime=={VERSION}")

@@ -14,10 +14,10 @@ import msgspec
 from millstream.bench.charts import charts
 from millstream.bench.contenders import CONTENDERS
 from millstream.bench.dynamo import Real, replay
-from millstream.bench.own import Say
 from millstream.bench.row import Row
 from millstream.bench.scenarios import SECTIONS, Scenario
 from millstream.table import table
+from millstream.wish import Say
 from routing.simulator.report import report, shares
 from routing.simulator.run import run
 from routing.simulator.trace import Arrival

@@ -9,7 +9,7 @@ from routing.board import Board, Candidate
 from routing.budget import RetryBudget, ratio_at
 from routing.earlier import EarlierPolicy, Feedback
 from routing.policy import SILENT_MS, Choice, Policy, Query
-from routing.shed import Gate
+from routing.shed import PROMISED_LOSS, Gate
 from routing.simulator.conditions import Conditions
 from routing.simulator.control import MODEL, PATIENCE_MS, Control, fleet_of, name_of
 from routing.simulator.engine import SLOTS
@@ -120,7 +120,7 @@ class ProductionIngress(Ingress):
         self.policy = EarlierPolicy(self.board) if production.earlier else Policy(self.board)
         self._rows = self.board.rows(self._candidates)
         self._budget = RetryBudget()
-        self._gate = Gate(PATIENCE_MS)
+        self._gate = Gate(PATIENCE_MS, PROMISED_LOSS)
         self._snapshot: Snapshot | None = None
 
     def choose(self, arrival: Arrival, now_ms: float, tried: frozenset[int]) -> int | None:
@@ -177,7 +177,7 @@ class ProductionIngress(Ingress):
     def _sheds(self, arrival: Arrival, choice: Choice) -> bool:
         """As `ingress.router`."""
         share = self._snapshot.shed.get(str(arrival.priority), 0.0) if self._snapshot is not None else 0.0
-        return self._gate.refuses(arrival.priority, share, choice.loss, choice.wait_ms)
+        return self._gate.refuses(arrival.priority, share, choice)
 
     def _follow(self, now_ms: float) -> None:
         snapshot = self._control.snapshot(self._region, now_ms)

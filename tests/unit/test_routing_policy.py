@@ -9,7 +9,7 @@ from itertools import pairwise
 import mmh3
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from routing_world import MODEL, NOW_MS, STEP, Ingress, candidates, equal, fleet, signal, snapshot
 
@@ -521,6 +521,7 @@ engines = st.lists(
 )
 
 
+@settings(deadline=None)
 @given(engines, st.integers(0, 100_000), st.integers(), st.integers(1, 200_000))
 def test_a_choice_is_always_a_usable_candidate(
     world: list[tuple[float, tuple[int, str, int] | None, int, bool]], age_ms: int, number: int, tokens: int

@@ -7,14 +7,19 @@ from random import Random
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from routing_world import STEP, signal
+from routing_world import STEP, fleet, signal
 
+from routing.policy import Choice
 from routing.profile import Profile
 from routing.shed import MOST, Gate, Waiting, by_priority, refused, wait_ms
 
 
 def queue(wait_ms: float, *, share: float = 1.0, requests: int = 50, ended_per_s: float = 5.0) -> Waiting:
     return Waiting(share=share, wait_ms=wait_ms, requests=requests, ended_per_s=ended_per_s)
+
+
+def at(loss: float, wait_ms: float = 0.0, busy: float = 0.0) -> Choice:
+    return Choice(fleet(), 0, "loss", loss, 0, wait_ms, busy)
 
 
 def test_at_the_patience_as_many_are_admitted_as_end() -> None:
@@ -83,7 +88,7 @@ def test_a_queue_settles_where_the_wait_is_the_patience() -> None:
 def test_those_with_most_to_lose_are_refused_as_many_as_is_said() -> None:
     gate, draw = Gate(), Random(1)
     losses = [draw.random() * 2 for _ in range(4_000)]
-    met = [(loss, gate.refuses(0, 0.25, loss)) for loss in losses]
+    met = [(loss, gate.refuses(0, 0.25, at(loss))) for loss in losses]
     settled = met[500:]
     assert sum(refused for _, refused in settled) / len(settled) == pytest.approx(0.25, abs=0.02)
     assert not any(refused for loss, refused in settled if loss < 1.2)
@@ -93,15 +98,33 @@ def test_those_with_most_to_lose_are_refused_as_many_as_is_said() -> None:
 @pytest.mark.parametrize("loss", [0.0, 1.0, 9.0])
 def test_requests_that_are_alike_are_refused_in_the_share_that_is_said(loss: float) -> None:
     gate = Gate()
-    refused = [gate.refuses(0, 0.3, loss) for _ in range(2_000)]
+    refused = [gate.refuses(0, 0.3, at(loss)) for _ in range(2_000)]
     assert sum(refused) / len(refused) == pytest.approx(0.3, abs=0.05)
 
 
 def test_nobody_is_refused_where_nothing_is_said_and_all_where_all_are() -> None:
     gate = Gate()
-    assert not any(gate.refuses(0, 0.0, 9.0) for _ in range(100))
-    assert all(gate.refuses(0, 1.0, 0.0) for _ in range(100))
-    assert not gate.refuses(1, 0.0, 9.0)
+    assert not any(gate.refuses(0, 0.0, at(9.0)) for _ in range(100))
+    assert all(gate.refuses(0, 1.0, at(0.0)) for _ in range(100))
+    assert not gate.refuses(1, 0.0, at(9.0))
+
+
+def test_who_waits_for_longer_than_the_patience_is_refused() -> None:
+    gate = Gate(patience_ms=4_000)
+    assert gate.refuses(0, 0.0, at(0.0, wait_ms=4_001))
+    assert not gate.refuses(0, 0.0, at(9.0, wait_ms=3_999, busy=1.0))
+
+
+def test_who_breaks_more_promises_than_may_be_is_refused_while_engines_are_busy() -> None:
+    gate = Gate(most_loss=1.5)
+    assert not gate.refuses(0, 0.0, at(9.0, busy=1.0)), "one request says little"
+    for _ in range(100):
+        gate.refuses(0, 0.0, at(0.0, busy=0.8))
+    assert gate.refuses(0, 0.0, at(1.6))
+    assert not gate.refuses(0, 0.0, at(1.4, busy=1.0))
+    for _ in range(100):
+        gate.refuses(0, 0.0, at(0.0, busy=0.0))
+    assert not gate.refuses(0, 0.0, at(1.6))
 
 
 queues = st.builds(
