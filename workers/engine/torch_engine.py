@@ -12,7 +12,7 @@ import msgspec
 from workers.engine.errors import ModelUnusable, SamplingFailed
 from workers.engine.generation import Generation
 from workers.engine.pace import Pace
-from workers.engine.protocol import Emission, Key, Load, Sequence
+from workers.engine.protocol import Emission, Key, Load, Prefixes, Sequence
 from workers.engine.rates import Rate
 from workers.engine.runner import Logits, Runner, load_runner
 from workers.engine.sampler import draw
@@ -52,6 +52,9 @@ class TorchEngine:
     def drop(self, shard: int, epoch: int) -> None:
         self._scheduler.drop(shard, epoch)
 
+    def admit(self) -> Seq[Key]:
+        return self._scheduler.running_keys() if self._scheduler.admit() else ()
+
     def step(self) -> Seq[Emission]:
         emissions = self._scheduler.settled()
         self._scheduler.admit()
@@ -62,7 +65,7 @@ class TorchEngine:
             self._scheduler.ran(work)
             emissions += self._sample(work, logits)
             self._measure(work, held_tokens, self._now_s() - began_s)
-        return emissions
+        return self._scheduler.counted(emissions)
 
     def busy(self) -> bool:
         return self._scheduler.busy()
@@ -74,6 +77,9 @@ class TorchEngine:
             decode_tokens_per_s=self._decode.per_s,
             step=self._pace.times.cost(self._scheduler.held_tokens(), self._scheduler.limits.step_tokens),
         )
+
+    def prefixes(self) -> Prefixes:
+        return self._scheduler.prefixes()
 
     def _sample(self, work: Seq[Work], logits: Logits) -> list[Emission]:
         drawing = [item for item in work if item.draws]
@@ -111,6 +117,7 @@ class TorchEngine:
 def load_engine(model_dir: Path, vocabulary: Vocabulary, limits: Limits, *, threads: int) -> TorchEngine:
     """The engine of a model directory, warm. ModelUnusable."""
     runner = load_runner(model_dir, slots=limits.slots, context_tokens=limits.context_tokens, threads=threads)
+    runner.keep_blocks(limits.prefix_blocks, limits.chunk_tokens)
     if runner.vocab_size < vocabulary.vocab_size:
         raise ModelUnusable(f"{model_dir}: the tokenizer has more tokens than the model")
     return TorchEngine(runner, vocabulary, limits)
