@@ -81,6 +81,7 @@ class Appender:
                 begin_offset=attempt.begin_offset,
                 spans=attempt.spans(),
                 crashes=attempt.crashes,
+                cached_tokens=attempt.cached_tokens,
                 at_ms=now_ms,
                 first_token_ms=attempt.first_token_ms,
                 finish=attempt.finish,

@@ -1,4 +1,4 @@
-"""The numbers of the prefix cache's blocks: copied out of the slot that computed them, and into those that need them."""
+"""The numbers of the prefix cache's blocks: copied out of the slot that computed them, into those that need them."""
 
 from __future__ import annotations
 

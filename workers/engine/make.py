@@ -14,7 +14,9 @@ from workers.engine.simulated import Pace, SimulatedEngine, Sleep
 from workers.engine.simulated_vocabulary import SimulatedVocabulary
 from workers.engine.vocabulary import Vocabulary
 
-CHUNK_TOKENS = 256
+CHUNK_TOKENS = 64
+"""a piece of a prompt and a block of the prefix cache: about a link of a prefix chain"""
+STEP_TOKENS = 256
 
 
 def config_of(settings: Settings) -> Config:
@@ -24,6 +26,7 @@ def config_of(settings: Settings) -> Config:
         slots=settings.engine_slots,
         threads=settings.engine_threads,
         context_tokens=settings.context_tokens,
+        prefix_tokens=settings.engine_prefix_tokens,
         model_dir=None if settings.model_dir is None else str(settings.model_dir),
         simulated_ttft_ms=settings.simulated_ttft_ms,
         simulated_tbt_ms=settings.simulated_tbt_ms,
@@ -47,7 +50,8 @@ def make_engine(config: Config, vocabulary: Vocabulary, *, sleep: Sleep = time.s
         context_tokens=config.context_tokens,
         kv_tokens=config.slots * config.context_tokens,
         chunk_tokens=CHUNK_TOKENS,
-        step_tokens=CHUNK_TOKENS,
+        step_tokens=STEP_TOKENS,
+        prefix_blocks=config.prefix_tokens // CHUNK_TOKENS,
     )
     if config.kind == "simulated":
         pace = Pace(ttft_ms=config.simulated_ttft_ms, tbt_ms=config.simulated_tbt_ms)

@@ -109,7 +109,7 @@ class PrefixCache:
     def find(self, chain: Chain, begin: int, end: int) -> Found:
         """The blocks from `begin` on that are there, in a row; at most up to `end`, exclusive."""
         walked = self._walk(chain)[:end]
-        storages = []
+        storages: list[int] = []
         for block in walked[begin:]:
             if not block.computed:
                 return Found(tuple(storages), coming=True)
@@ -186,7 +186,8 @@ class PrefixCache:
             if link not in block.links and len(block.links) < MAX_LINKS:
                 block.links.append(link)
                 self._carriers[link] = self._carriers.get(link, 0) + 1
-                self._changed[link] = None
+                if self._carriers[link] == 1:
+                    self._changed[link] = None
 
     def _detach(self, links: Iterable[int]) -> None:
         for link in links:

@@ -62,8 +62,8 @@ class Work:
     draws: tuple[Generation, ...] = ()
     """choices whose next token is drawn from the last position"""
     loads: tuple[int, ...] = ()
-    """blocks of the prefix cache that hold the KV of the positions right before `start`; to be copied to the slot before
-    anything is computed"""
+    """blocks of the prefix cache that hold the KV of the positions right before `start`: copied to the slot before
+    anything of the step is computed"""
     save: int | None = None
     """block of the prefix cache that gets the KV of these tokens, once it is computed"""
 
