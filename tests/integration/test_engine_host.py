@@ -124,7 +124,7 @@ async def test_a_kill_is_told_after_all_it_said_and_nothing_restarts_by_itself(h
     os.kill(host.pid, signal.SIGKILL)
     while isinstance(last := await event(host), Stepped):
         pass
-    assert last == Died(status=-signal.SIGKILL, last_words="")
+    assert last == Died(status=-signal.SIGKILL, last_words="", suspects=(Key(0, 1, 1),))
     host.add(make_sequence(2))  # said to nobody
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(event(host), 0.2)
@@ -134,6 +134,29 @@ async def test_a_kill_is_told_after_all_it_said_and_nothing_restarts_by_itself(h
     host.add(make_sequence(3, max_tokens=2, ignore_eos=True))
     await until_over(host, transcript, 1)
     assert list(transcript.choices) == [(3, 0)]
+
+
+async def test_a_death_names_what_ran_and_not_what_waited(host: EngineHost) -> None:
+    for ref, batch in ((1, True), (2, True), (3, False), (4, False), (5, False), (6, False)):
+        host.add(make_sequence(ref, max_tokens=2_000, ignore_eos=True, batch=batch))
+    spoke: set[int] = set()
+    while not {3, 4, 5, 6} <= spoke:
+        step = await event(host)
+        assert isinstance(step, Stepped)
+        spoke |= {emission.key.ref for emission in step.emissions}
+        host.applied(step.number)
+    assert host.pid is not None
+    os.kill(host.pid, signal.SIGKILL)
+    while isinstance(last := await event(host), Stepped):
+        pass
+    assert isinstance(last, Died)
+    assert {key.ref for key in last.suspects} == {3, 4, 5, 6}, "batch had made room"
+    await host.restart()
+    await host.ready()
+    os.kill(host.pid, signal.SIGKILL)
+    last = await event(host)
+    assert isinstance(last, Died)
+    assert last.suspects == (), "another life ran nothing"
 
 
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
