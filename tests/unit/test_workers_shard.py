@@ -418,6 +418,20 @@ def test_what_is_old_and_still_needed_is_carried(bench: Bench, by: str) -> None:
     assert fold.attempts[request_ref("requests", 0)].choices[0].ids == [5, 6]
 
 
+def test_while_a_carry_is_on_its_way_none_follows_it(bench: Bench) -> None:
+    """The log is away for long. A second Carry made the hint forget, once the first was there, that it was needed."""
+    bench.request(0)
+    bench.land()
+    for _ in range(3):
+        bench.now_ms += CARRY_AFTER_MS + 1
+        bench.do(bench.shard.tick(bench.now_ms))
+    bench.emit(0, 0, 5)
+    assert [type(append.record) for append in bench.waiting] == [Carry, Tokens]
+    assert bench.committed()[1].offset == 1
+    bench.land(1)
+    assert bench.committed()[1].offset == 2
+
+
 def test_a_finish_whose_usage_is_not_acknowledged_is_carried_and_later_forgotten(bench: Bench) -> None:
     bench.request(0)
     bench.emit(0, 0, 5, end="stop")
