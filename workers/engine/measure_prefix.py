@@ -1,4 +1,4 @@
-"""`python -m workers.engine.measure_prefix`: what a hit in the prefix cache saves, on the engine of MILLSTREAM_MODEL_DIR.
+"""`python -m workers.engine.measure_prefix`: what a prefix cache hit saves, with MILLSTREAM_MODEL_DIR.
 
 Each round asks a prompt twice under a tenant of its own: the first time nothing of it is kept, the second time all but
 its end. Both answers, and the logprobs of both, must be the same. Without Kafka and HTTP.
@@ -40,7 +40,9 @@ def main() -> int:
             print("the answers differ", file=sys.stderr)
             return 1
         times_ms.append((first_ms, second_ms))
-        print(f"{tokens} tokens: {first_ms:,.0f} ms; with {cached} of them cached: {second_ms:,.0f} ms; the same answer")
+        print(
+            f"{tokens} tokens: {first_ms:,.0f} ms; with {cached} of them cached: {second_ms:,.0f} ms; the same answer"
+        )
     print("medians: {:,.0f} ms, {:,.0f} ms".format(*map(statistics.median, zip(*times_ms, strict=True))))
     return 0
 
