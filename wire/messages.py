@@ -444,7 +444,7 @@ class EngineSignal(Message, frozen=True, kw_only=True):
     slacks_ms: tuple[int, ...] | None = None
     """how far ahead of their pace its choices are, ascending; each stands for an equal share of them"""
     ttft: Sketch = Sketch()
-    """since the last signal"""
+    """since the last signal, of the interactive lane"""
     tbt: Sketch = Sketch()
     finished: int = 0
     """since the last signal"""

@@ -219,8 +219,7 @@ class Scheduler:
         return Load(
             running=self.limits.slots - len(self._free),
             waiting=len(waiting),
-            waiting_tokens=sum(len(group.sequence.prompt) for group in waiting)
-            + sum(prompt.tokens for prompt in self.prompts()),
+            waiting_tokens=sum(map(self._left, waiting)) + sum(prompt.tokens for prompt in self.prompts()),
             slots=self.limits.slots,
             kv_used_tokens=self._kv_reserved,
             kv_total_tokens=self.limits.kv_tokens,
@@ -287,6 +286,7 @@ class Scheduler:
             end = min(len(prompt), start + size)
             if found.coming or not budget.covers(end - start):
                 return
+            budget.take(len(found.storages))  # copying a block takes about as long as computing a token
             self._cache.hold(group.chain, index, start // size)
             yield _piece(group, start, end, found.storages, self._cache.put(group.chain, start // size))
             at = end

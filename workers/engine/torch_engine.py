@@ -40,7 +40,9 @@ class TorchEngine:
 
     @property
     def fingerprint(self) -> str:
-        return self._runner.fingerprint
+        return (
+            f"{self._runner.fingerprint}-{self._scheduler.limits.chunk_tokens}"  # a piece's bits may follow its length
+        )
 
     def add(self, sequence: Sequence) -> None:
         self._pace.came(sequence.key, self._now_s() * 1_000)
