@@ -16,9 +16,8 @@ MOST_LINKS = 32_768
 class PrefixReport:
     """Changes since the last signal, and the whole set in the first one and now and then."""
 
-    def __init__(self, *, reports: bool) -> None:
-        """`reports`: whether the engine keeps prompts at all. One that doesn't is never hoped to have any."""
-        self._reports = reports
+    def __init__(self) -> None:
+        self._keeps = False
         self._known: dict[int, None] = {}
         self._added: dict[int, None] = {}
         self._evicted: dict[int, None] = {}
@@ -37,14 +36,16 @@ class PrefixReport:
                 self._evicted.pop(link, None)
                 self._added[link] = None
 
-    def lost(self) -> None:
-        """The engine died, and its cache with it."""
+    def began(self, *, keeps: bool) -> None:
+        """An engine is ready, and what a former one had is lost. `keeps`: whether it keeps prompts at all; one that
+        doesn't never says so, and is never hoped to have any."""
+        self._keeps = keeps
         self._known.clear()
         self._since_full = FULL_EVERY
 
     def signal(self, base: EngineSignal) -> EngineSignal:
         """`base` with what changed since the last call, or with everything."""
-        if not self._reports:
+        if not self._keeps:
             return base
         self._since_full += 1
         added, evicted = tuple(self._added), tuple(self._evicted)

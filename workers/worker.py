@@ -61,7 +61,7 @@ class Worker:
         self._owners: dict[int, Owner] = {}
         self._member: Member | None = None
         self._meters = Meters(clock)
-        self._prefixes = PrefixReport(reports=settings.engine_prefix_tokens > 0)
+        self._prefixes = PrefixReport()
         self._presence = Presence(settings.engine, self._incarnation, settings.orphan_grace_ms - 1_000)
         self._state: EngineState = "loading"
         self._fingerprint: str | None = None
@@ -252,6 +252,7 @@ class Worker:
     async def _engine_is_ready(self, ready: Ready) -> None:
         self._fingerprint, self._meters.load = ready.fingerprint, ready.load
         self._meters.context_tokens = ready.context_tokens
+        self._prefixes.began(keeps=ready.prefixes is not None)
         self._state = "ready" if self._state != "draining" else "draining"
         _log.info("engine ready: %s", ready.fingerprint)
         if self._member is None:
@@ -260,7 +261,8 @@ class Worker:
     def _engine_stepped(self, step: Stepped) -> None:
         self._deaths = 0
         self._meters.load = step.load
-        self._prefixes.changed(step.prefixes)
+        if step.prefixes is not None:
+            self._prefixes.changed(step.prefixes)
         by_shard: dict[int, list[int]] = {}
         for index, emission in enumerate(step.emissions):
             by_shard.setdefault(emission.key.shard, []).append(index)
@@ -287,7 +289,6 @@ class Worker:
         _log.error("the engine ended with status %d; restarting it. Its last words: %s", died.status, died.last_words)
         if self._deaths >= UNSTABLE_DEATHS:
             raise StartFailed(f"the engine died {self._deaths} times without a step: {died.last_words}")
-        self._prefixes.lost()
         self._gate.shut()
         for owner in self._owners.values():
             owner.engine_died(died.suspects)

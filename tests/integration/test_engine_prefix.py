@@ -6,7 +6,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-import msgspec
 import numpy as np
 import pytest
 import torch
@@ -14,7 +13,7 @@ from engine_world import LIMITS, Told, Transcript, make_sequence, restored_at, r
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from workers.engine.protocol import Engine, Key, Sequence
+from workers.engine.protocol import Engine, Key, Prefixes, Sequence
 from workers.engine.runner import Runner
 from workers.engine.scheduler import Work
 from workers.engine.simulated import Pace, SimulatedEngine
@@ -125,9 +124,10 @@ def test_choices_of_a_hit_are_those_of_a_miss(make: Callable[..., Engine]) -> No
 def test_an_engine_tells_what_it_keeps(make: Callable[..., Engine]) -> None:
     engine = make(replace(WITH_CACHE, prefix_blocks=2))
     cached_of(engine, asked(1, SHARED, links=((11, 16), (12, 33))))
-    assert (engine.prefixes(), engine.prefixes().added) == (msgspec.convert([[11], []], type(engine.prefixes())), ())
+    assert [engine.prefixes(), engine.prefixes()] == [Prefixes((11,), ()), Prefixes()]
     cached_of(engine, asked(2, tuple(range(100, 140)), links=((13, 3),)))
-    assert engine.prefixes() == msgspec.convert([[13], [11]], type(engine.prefixes()))
+    assert engine.prefixes() == Prefixes((13,), (11,))
+    assert make(WITHOUT).prefixes() is None
 
 
 def test_batch_that_makes_room_says_what_it_says_alone(make: Callable[..., Engine]) -> None:

@@ -224,7 +224,7 @@ class Running:
         """It dies, and another one is started."""
         dead = self.engine_pid
         os.kill(dead, signal.SIGKILL)
-        while self.worker._host.pid in (None, dead):
+        while self.worker._host.pid in (None, dead):  # noqa: ASYNC110 - nobody tells of it
             await asyncio.sleep(0.01)
 
     async def crash(self) -> None:
@@ -330,7 +330,7 @@ async def test_what_the_cache_had_of_a_prompt_is_on_the_bill_and_in_the_signals(
     assert [count for count, _ in cached] == [0, whole, 0]
     await asyncio.sleep(0.6)
     told = [s for v in floor.desk.read(SIGNALS, 0) if isinstance(s := decode(v, Signal), EngineSignal)]
-    assert told[0].prefixes_full
+    assert any(signal.prefixes_full for signal in told)
     assert {link for signal in told for link in signal.prefixes_added} == set(chain[: whole * 256 // (256 * 64) + 1])
 
 

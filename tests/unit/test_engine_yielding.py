@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from workers.engine.lanes import MOST_YIELDS
-from workers.engine.protocol import Emission, Key, Sequence
+from workers.engine.protocol import Emission, Key, Restored, Sequence
 from workers.engine.scheduler import Scheduler, Work
 from workers.engine.simulated_vocabulary import SimulatedVocabulary
 
@@ -203,6 +203,25 @@ def test_a_prompt_on_its_way_counts_what_the_cache_has_as_done() -> None:
     bench.scheduler.add(make_sequence(2, range(70), max_tokens=1))
     bench.scheduler.admit()
     assert [prompt.tokens for prompt in bench.scheduler.prompts()] == [6]
+
+
+def test_interactive_prompts_come_before_what_batch_makes_up_for() -> None:
+    bench = Bench()
+    restored = (Restored(tuple(range(60))),)
+    bench.scheduler.add(make_sequence(1, (5,), max_tokens=70, batch=True, restored=restored))
+    bench.scheduler.add(make_sequence(2, (6,), max_tokens=70, restored=restored))
+    bench.step()
+    bench.scheduler.add(make_sequence(3, range(10)))
+
+    def computed() -> list[tuple[bool, int]]:
+        bench.step()
+        return [(item.stepwise, len(item.ids)) for item in bench.work]
+
+    assert [computed() for _ in range(5)] == [
+        *([[(True, 16)]] * 3),  # of the interactive one's 60; the prompt's 10 don't fit beside the first 16
+        [(True, 12), (True, 4)],  # nor in what is left now
+        [(True, 1), (False, 10), (True, 6)],
+    ]
 
 
 ACTIONS = st.lists(

@@ -123,12 +123,15 @@ BASE = EngineSignal(
 
 
 def test_an_engine_that_keeps_nothing_never_says_so() -> None:
-    report = PrefixReport(reports=False)
+    report = PrefixReport()
+    assert report.signal(BASE) == BASE
+    report.began(keeps=False)
     assert report.signal(BASE) == BASE
 
 
 def test_the_first_signal_tells_all_and_then_changes() -> None:
-    report = PrefixReport(reports=True)
+    report = PrefixReport()
+    report.began(keeps=True)
     first = report.signal(BASE)
     assert (first.prefixes_full, first.prefixes_added) == (True, ())
     report.changed(Prefixes((1, 2), ()))
@@ -143,7 +146,7 @@ STEPS = st.lists(
     st.one_of(
         st.tuples(st.just("change"), st.sets(st.integers(0, 9)), st.sets(st.integers(0, 9))),
         st.tuples(st.just("signal"), st.booleans()),
-        st.tuples(st.just("death")),
+        st.tuples(st.just("restart")),
     ),
     max_size=40,
 )
@@ -153,7 +156,8 @@ STEPS = st.lists(
 def test_who_hears_every_signal_knows_what_is_there_and_who_missed_some_learns_it_in_time(
     steps: list[tuple[object, ...]],
 ) -> None:
-    report, there = PrefixReport(reports=True), set[int]()
+    report, there = PrefixReport(), set[int]()
+    report.began(keeps=True)
     always, lately = Chains(), Chains()
 
     def hear(signal: EngineSignal, *hearers: Chains) -> None:
@@ -168,8 +172,8 @@ def test_who_hears_every_signal_knows_what_is_there_and_who_missed_some_learns_i
             case ("change", set(added), set(evicted)):
                 report.changed(Prefixes(tuple(added), tuple(evicted - added)))
                 there = (there - evicted) | added
-            case ("death",):
-                report.lost()
+            case ("restart",):
+                report.began(keeps=True)
                 there.clear()
             case ("signal", bool(lost)):
                 hear(report.signal(BASE), *((always,) if lost else (always, lately)))

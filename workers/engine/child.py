@@ -96,6 +96,7 @@ class Child:
                 context_tokens=context_tokens,
                 vocab_size=vocab_size,
                 load=engine.load(),
+                prefixes=engine.prefixes(),
             )
         )
 

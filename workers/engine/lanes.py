@@ -42,6 +42,10 @@ class Group:
     def waits_for_prompt(self) -> bool:
         return self.prefilled < len(self.sequence.prompt)
 
+    def most_found(self, block_tokens: int) -> int:
+        """Blocks of its prompt that needn't be computed if the cache has them; its last token always is."""
+        return (len(self.sequence.prompt) - 1) // block_tokens
+
     @property
     def kv_tokens(self) -> int:
         """What it may need in all."""

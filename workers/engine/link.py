@@ -66,6 +66,8 @@ class Ready(_Said, frozen=True, kw_only=True):
     context_tokens: int
     vocab_size: int
     load: Load
+    prefixes: Prefixes | None = None
+    """None: the engine keeps nothing of a prompt"""
 
 
 class Taking(_Said, frozen=True, kw_only=True):
@@ -86,7 +88,7 @@ class Stepped(_Said, frozen=True, kw_only=True):
     number: int
     emissions: tuple[Emission, ...]
     load: Load
-    prefixes: Prefixes = Prefixes()
+    prefixes: Prefixes | None = None
     """since the last one"""
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from pathlib import Path
 
 from wire.settings import Settings
@@ -51,14 +52,18 @@ def make_engine(config: Config, vocabulary: Vocabulary, *, sleep: Sleep = time.s
         kv_tokens=config.slots * config.context_tokens,
         chunk_tokens=CHUNK_TOKENS,
         step_tokens=STEP_TOKENS,
-        prefix_blocks=config.prefix_tokens // CHUNK_TOKENS,
     )
     if config.kind == "simulated":
         pace = Pace(ttft_ms=config.simulated_ttft_ms, tbt_ms=config.simulated_tbt_ms)
-        return SimulatedEngine(limits, pace, sleep=sleep)
+        return SimulatedEngine(_keeping(limits, config), pace, sleep=sleep)
     from workers.engine.torch_engine import load_engine
 
-    return load_engine(_model_dir(config), vocabulary, limits, threads=config.threads)
+    return load_engine(_model_dir(config), vocabulary, _keeping(limits, config), threads=config.threads)
+
+
+def _keeping(limits: Limits, config: Config) -> Limits:
+    """With the prefix cache that is asked for, of an engine that can keep blocks."""
+    return replace(limits, prefix_blocks=config.prefix_tokens // limits.chunk_tokens)
 
 
 def _model_dir(config: Config) -> Path:

@@ -135,6 +135,6 @@ class Engine(Protocol):
 
     def load(self) -> Load: ...
 
-    def prefixes(self) -> Prefixes:
-        """What changed in the prefix cache since the last call."""
+    def prefixes(self) -> Prefixes | None:
+        """What changed in the prefix cache since the last call; None if it keeps nothing."""
         ...

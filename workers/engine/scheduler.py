@@ -169,7 +169,8 @@ class Scheduler:
         return (group.sequence.key for group in self._waiting)
 
     def plan(self, step_tokens: int | None = None, turns: Iterable[Key] | None = None) -> list[Work]:
-        """What the next step computes: the next token of every choice, and the prompts' next pieces.
+        """What the next step computes: the next token of every choice that has all before it, whatever that costs;
+        and within the budget what restored choices have to make up for, and the prompts' next pieces.
 
         `step_tokens`: of prompts, instead of the limit; 0 = none. `turns`: the order of the prompts, instead of that in
         which they came. Neither changes a piece's borders.
@@ -177,9 +178,14 @@ class Scheduler:
         self.admit()
         budget = _Budget(self.limits.step_tokens if step_tokens is None else step_tokens)
         groups = list(self._running.values())
-        work = [item for group in groups if not group.waits_for_prompt for item in _continued(group, budget)]
-        turned = groups if turns is None else [self._running[key] for key in turns]
-        return [*work, *(piece for group in turned for piece in self._pieces(group, budget))]
+        going = [each for group in groups if not group.waits_for_prompt for each in group.generations]
+        behind = [each for each in going if each.known - each.computed > 1]
+        work = [_steps(each, 1) for each in going if each.known - each.computed == 1]
+        work += _caught_up((each for each in behind if not each.sequence.batch), budget)
+        for group in groups if turns is None else (self._running[key] for key in turns):
+            work += self._pieces(group, budget)
+        work += _caught_up((each for each in behind if each.sequence.batch), budget)
+        return work
 
     def ran(self, work: Iterable[Work]) -> None:
         """The step is computed."""
@@ -209,8 +215,10 @@ class Scheduler:
             for emission in emissions
         ]
 
-    def prefixes(self) -> Prefixes:
-        """What of prefix chains came into the cache and left it since the last call."""
+    def prefixes(self) -> Prefixes | None:
+        """What of prefix chains came into the cache and left it since the last call; None without a cache."""
+        if not self.limits.prefix_blocks:
+            return None
         added, evicted = self._cache.changes()
         return Prefixes(tuple(added), tuple(evicted))
 
@@ -281,7 +289,7 @@ class Scheduler:
         size, prompt, at = self.limits.chunk_tokens, group.sequence.prompt, group.prefilled
         while at < len(prompt) and budget.open:
             index = at // size
-            found = self._cache.find(group.chain, index, (len(prompt) - 1) // size)  # at least one token is computed
+            found = self._cache.find(group.chain, index, group.most_found(size))
             start = at + len(found.storages) * size
             end = min(len(prompt), start + size)
             if found.coming or not budget.covers(end - start):
@@ -293,9 +301,9 @@ class Scheduler:
 
     def _left(self, group: Group) -> int:
         """Prompt tokens that must still be computed, as far as can be told."""
-        size, length = self.limits.chunk_tokens, len(group.sequence.prompt)
-        found = min(self._cache.likely(group.chain), (length - 1) // size) * size
-        return length - max(group.prefilled, found)
+        size = self.limits.chunk_tokens
+        found = min(self._cache.likely(group.chain), group.most_found(size)) * size
+        return len(group.sequence.prompt) - max(group.prefilled, found)
 
     def _count(self, group: Group, piece: Work) -> None:
         """Cached tokens are counted once: until the prompt is computed to its end for the first time (R2)."""
@@ -379,15 +387,12 @@ def _piece(group: Group, start: int, end: int, loads: tuple[int, ...], save: int
     )
 
 
-def _continued(group: Group, budget: _Budget) -> Iterator[Work]:
-    """The next token of each choice; of a restored one, as many of its tokens as the budget has left."""
-    for generation in group.generations:
-        pending = generation.known - generation.computed
-        if pending > 1:
-            pending = min(pending, budget.left)
-            budget.take(pending)
-        if pending:
-            yield _steps(generation, pending)
+def _caught_up(generations: Iterable[Generation], budget: _Budget) -> Iterator[Work]:
+    """As many as the budget has left of the tokens that choices have, and their KV has not."""
+    for generation in generations:
+        if count := min(generation.known - generation.computed, budget.left):
+            budget.take(count)
+            yield _steps(generation, count)
 
 
 def _steps(generation: Generation, count: int) -> Work:

@@ -95,7 +95,7 @@ class SimulatedEngine:
         step = StepCost(prefill_fixed_ms=self._pace.ttft_ms, prefill_token_ms=0.0, decode_ms=tbt_ms)
         return msgspec.structs.replace(self._scheduler.load(), decode_tokens_per_s=rate, step=step)
 
-    def prefixes(self) -> Prefixes:
+    def prefixes(self) -> Prefixes | None:
         return self._scheduler.prefixes()
 
     def _start(self) -> list[Group]:

@@ -32,6 +32,8 @@ class TorchEngine:
         now_s: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._runner = runner
+        if limits.prefix_blocks:
+            runner.keep_blocks(limits.prefix_blocks, limits.chunk_tokens)
         self._vocabulary = vocabulary
         self._scheduler = Scheduler(limits, vocabulary)
         self._prefill, self._decode = Rate(), Rate()
@@ -80,7 +82,7 @@ class TorchEngine:
             step=self._pace.times.cost(self._scheduler.held_tokens(), self._scheduler.limits.step_tokens),
         )
 
-    def prefixes(self) -> Prefixes:
+    def prefixes(self) -> Prefixes | None:
         return self._scheduler.prefixes()
 
     def _sample(self, work: Seq[Work], logits: Logits) -> list[Emission]:
@@ -119,7 +121,6 @@ class TorchEngine:
 def load_engine(model_dir: Path, vocabulary: Vocabulary, limits: Limits, *, threads: int) -> TorchEngine:
     """The engine of a model directory, warm. ModelUnusable."""
     runner = load_runner(model_dir, slots=limits.slots, context_tokens=limits.context_tokens, threads=threads)
-    runner.keep_blocks(limits.prefix_blocks, limits.chunk_tokens)
     if runner.vocab_size < vocabulary.vocab_size:
         raise ModelUnusable(f"{model_dir}: the tokenizer has more tokens than the model")
     return TorchEngine(runner, vocabulary, limits)
