@@ -6,8 +6,10 @@ import asyncio
 import contextlib
 import os
 import signal
+import socket
 import subprocess
 import sys
+import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -16,9 +18,10 @@ import pytest
 from engine_world import Transcript, make_sequence, run, write_model, write_tokenizer
 
 from wire.settings import Settings
+from workers.engine.child import Child
 from workers.engine.errors import EngineGone
 from workers.engine.host import Died, EngineHost, Event
-from workers.engine.link import Add, Frames, Ready, Stepped, Stop, frame
+from workers.engine.link import Add, Frames, Ready, Report, Running, Stepped, Stop, Taking, frame
 from workers.engine.make import config_of, make_engine, make_vocabulary
 from workers.engine.protocol import Key
 
@@ -259,6 +262,34 @@ print(sorted({{name.split(".")[0] for name in sys.modules}} & {{"torch", "transf
 """
     ran = subprocess.run([sys.executable, "-W", "error", "-c", script], capture_output=True, text=True, check=True)
     assert ran.stdout.strip() == "[]"
+
+
+def test_it_says_whom_it_takes_on_and_who_runs_before_it_does() -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        child = Child(theirs)
+        serving = threading.Thread(target=child.serve)
+        serving.start()
+        ours.sendall(frame(SIMULATED))
+        for ref in range(5):
+            ours.sendall(frame(Add(sequence=make_sequence(ref, max_tokens=1, ignore_eos=True))))
+        reports, frames = list[Report](), Frames()
+        while sum(len(r.emissions) for r in reports if isinstance(r, Stepped)) < 5:
+            frames.feed(ours.recv(1 << 16))
+            reports += frames.reports()
+        ours.sendall(frame(Stop()))
+        serving.join()
+    named: set[int] = set()
+    for report in reports:
+        match report:
+            case Taking(key=key):
+                assert key.ref not in named
+            case Running(keys=keys):
+                named |= {key.ref for key in keys}
+            case Stepped(emissions=emissions):
+                assert {emission.key.ref for emission in emissions} <= named
+    assert named == set(range(5))
+    assert sum(isinstance(report, Taking) for report in reports) == 5
 
 
 def test_messages_come_whole_however_the_bytes_are_cut() -> None:

@@ -13,6 +13,7 @@ from engine_world import LIMITS, Told, Transcript, make_sequence, restored_at, r
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from workers.engine import measure_prefix
 from workers.engine.protocol import Engine, Key, Prefixes, Sequence
 from workers.engine.runner import Runner
 from workers.engine.scheduler import Work
@@ -218,6 +219,16 @@ def test_a_block_has_the_bits_that_computing_gives(weights: Weights) -> None:
     assert torch.equal(runner._kv[:, :, 0, :, :40], runner._kv[:, :, 2, :, :40])
     for logits in (together, copied, half):
         assert np.array_equal(logits, apart[2])
+
+
+def test_what_a_hit_saves_can_be_measured(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("MILLSTREAM_ENGINE_KIND", "simulated")
+    monkeypatch.setenv("MILLSTREAM_SIMULATED_TTFT_MS", "1")
+    monkeypatch.setenv("MILLSTREAM_SIMULATED_TBT_MS", "0")
+    assert measure_prefix.main() == 0
+    assert "with 1472 of them cached" in capsys.readouterr().out
+    monkeypatch.setenv("MILLSTREAM_ENGINE_KIND", "steam")
+    assert measure_prefix.main() == 1
 
 
 def test_the_simulated_engine_keeps_prompts_too() -> None:

@@ -14,7 +14,7 @@ import time
 from wire.errors import SettingsError
 from wire.messages import Logprob, Ref, Sampling
 from wire.settings import Settings
-from workers.engine.errors import EngineError
+from workers.engine.errors import EngineError, SequenceRefused
 from workers.engine.make import config_of, make_engine, make_vocabulary
 from workers.engine.protocol import Engine, Key, Sequence
 
@@ -28,11 +28,14 @@ def main() -> int:
     """Exit status 0, or 1 after a sentence that says what is wrong."""
     try:
         config = config_of(Settings.from_env(os.environ))
-        engine = make_engine(config, make_vocabulary(config))
+        return _measure(make_engine(config, make_vocabulary(config)), config.context_tokens)
     except (EngineError, SettingsError) as exc:
         print(exc, file=sys.stderr)
         return 1
-    tokens = min(_PROMPT_TOKENS, config.context_tokens - _ANSWER_TOKENS)
+
+
+def _measure(engine: Engine, context_tokens: int) -> int:
+    tokens = min(_PROMPT_TOKENS, context_tokens - _ANSWER_TOKENS)
     times_ms: list[tuple[float, float]] = []
     for number in range(_ROUNDS):
         (first_ms, _, answer), (second_ms, cached, again) = (_ask(engine, number, turn, tokens) for turn in (0, 1))
@@ -52,7 +55,7 @@ def _ask(engine: Engine, number: int, turn: int, tokens: int) -> tuple[float, in
     engine.add(
         Sequence(
             key=Key(0, 0, Ref(number * 2 + turn)),
-            prompt=tuple(100 + (number * 31 + at * 7 + at // 50) % 4_000 for at in range(tokens)),
+            prompt=tuple(100 + (number * 31 + at * 7 + at // 50) % 200 for at in range(tokens)),
             max_tokens=_ANSWER_TOKENS,
             sampling=Sampling(seed=number),
             ignore_eos=True,
@@ -65,6 +68,8 @@ def _ask(engine: Engine, number: int, turn: int, tokens: int) -> tuple[float, in
     logprobs: list[Logprob] = []
     while engine.busy():
         for emission in engine.step():
+            if emission.error is not None:
+                raise SequenceRefused(emission.error)
             first_ms = first_ms or (time.perf_counter() - began_s) * 1_000
             cached += emission.cached_tokens or 0
             ids += emission.ids
