@@ -31,7 +31,7 @@ def prefix_chain(
     """
     link = _hash(json.dumps([tenant, model]).encode(), 0)
     chain = []
-    for block in _blocks(_pieces(messages, prompt)):
+    for block in _blocks(text for text, _ in pieces(messages, prompt)):
         link = _hash(block.encode("utf-8", "surrogatepass"), link)
         chain.append(link)
     return tuple(chain)
@@ -49,18 +49,21 @@ def _hash(data: bytes, before: int) -> int:
     return int(mmh3.hash64(before.to_bytes(8, "big") + data, signed=False)[0])
 
 
-def _pieces(messages: Sequence[Mapping[str, Any]], prompt: str | Sequence[int] | None) -> Iterator[str]:
+def pieces(
+    messages: Sequence[Mapping[str, Any]], prompt: str | Sequence[int] | None = None
+) -> Iterator[tuple[str, bool]]:
+    """The text that is cut into blocks, and whether a model reads it as it stands (apart from space around it)."""
     if isinstance(prompt, str):
-        yield prompt
+        yield prompt, True
     elif prompt is not None:
-        yield from (f"{token}," for token in prompt)
+        yield from ((f"{token},", False) for token in prompt)
     for message in messages:
-        yield f"\x1e{message.get('role')}\x1f"
+        yield f"\x1e{message.get('role')}\x1f", False
         rest = {key: value for key, value in message.items() if key not in ("role", "content") and value is not None}
         if rest:
-            yield json.dumps(rest, sort_keys=True)
+            yield json.dumps(rest, sort_keys=True), False
         content = message.get("content")
-        yield content if isinstance(content, str) else json.dumps(content, sort_keys=True)
+        yield (content, True) if isinstance(content, str) else (json.dumps(content, sort_keys=True), False)
 
 
 def _blocks(pieces: Iterator[str]) -> Iterator[str]:

@@ -54,6 +54,8 @@ class Attempt:
     oldest_ms: int
     """when that record was written"""
     choices: list[Choice]
+    cached_tokens: int
+    """of the prompt, found in the engine's cache: fixed once the attempt has begun to speak"""
     crashes: int = 0
     first_token_ms: int | None = None
     finish: Finish | None = None
@@ -66,6 +68,11 @@ class Attempt:
     @property
     def completion_tokens(self) -> int:
         return sum(len(choice.ids) for choice in self.choices)
+
+    @property
+    def spoke(self) -> bool:
+        """Whether any choice has tokens or an end."""
+        return any(choice.ids or choice.end is not None for choice in self.choices)
 
     @property
     def ended(self) -> bool:
@@ -109,6 +116,8 @@ class Fold:
             case Begin():
                 self._begin(offset, record)
             case Tokens():
+                for ref, cached_tokens in record.cached:
+                    self._cached(ref, cached_tokens)
                 for span in record.spans:
                     self._span(span, record.at_ms)
             case Carry():
@@ -143,7 +152,13 @@ class Fold:
             oldest_epoch=record.epoch,
             oldest_ms=record.at_ms,
             choices=[Choice() for _ in range(record.request.body.n)],
+            cached_tokens=record.cached_tokens,
         )
+
+    def _cached(self, ref: Ref, cached_tokens: int) -> None:
+        attempt = self.attempts.get(ref)
+        if attempt is not None and not attempt.spoke:
+            attempt.cached_tokens = cached_tokens
 
     def _span(self, span: Span, at_ms: int) -> None:
         attempt = self.attempts.get(span.ref)
@@ -168,10 +183,14 @@ class Fold:
             return None
         if attempt.finish is not None:
             raise JournalBroken(f"request {record.ref} finishes twice, again at offset {offset}")
-        if attempt.completion_tokens != record.completion_tokens:
+        stands, says = (
+            (attempt.completion_tokens, attempt.cached_tokens),
+            (record.completion_tokens, record.cached_tokens),
+        )
+        if stands != says:
             raise JournalBroken(
-                f"request {record.ref} finishes at offset {offset} with {record.completion_tokens} tokens,"
-                f" the journal holds {attempt.completion_tokens}"
+                f"request {record.ref} finishes at offset {offset} with {says[0]} tokens, {says[1]} cached,"
+                f" the journal holds {stands[0]} and {stands[1]}"
             )
         attempt.finish, attempt.finish_offset = record, offset
         del self.open[record.ref]
@@ -186,6 +205,7 @@ def _carried(offset: int, record: Carry) -> Attempt:
         oldest_epoch=record.epoch,
         oldest_ms=record.at_ms,
         choices=[Choice() for _ in range(record.begin.request.body.n)],
+        cached_tokens=record.begin.cached_tokens if record.cached_tokens is None else record.cached_tokens,
         crashes=record.crashes,
     )
     for span in record.spans:

@@ -197,7 +197,8 @@ class Begin(Message, frozen=True, kw_only=True):
     request: Request
     """without its body's messages and prompt when it was refused or expired"""
     prompt_tokens: int
-    cached_tokens: int
+    cached_tokens: int = 0
+    """0 as it is written today: what the cache has of a prompt is known when its turn comes (`Tokens.cached`)"""
     at_ms: int
 
 
@@ -207,6 +208,9 @@ class Tokens(Message, frozen=True, kw_only=True):
     epoch: int
     spans: tuple[Span, ...]
     at_ms: int
+    cached: tuple[tuple[Ref, int], ...] = ()
+    """(ref, prompt tokens that the engine's cache had) of the requests that this is the first record of, if it had any.
+    Fixed by that: a new owner that computes the prompt again counts nothing anew (R2)"""
 
 
 class Refusal(Value, frozen=True, kw_only=True):
@@ -254,6 +258,8 @@ class Carry(Message, frozen=True, kw_only=True):
     """all tokens so far, one span a choice"""
     crashes: int
     at_ms: int
+    cached_tokens: int | None = None
+    """as `spans` have fixed it; None: as in `begin`"""
     first_token_ms: int | None = None
     finish: Finish | None = None
     finish_offset: int | None = None
@@ -438,7 +444,7 @@ class EngineSignal(Message, frozen=True, kw_only=True):
     slacks_ms: tuple[int, ...] | None = None
     """how far ahead of their pace its choices are, ascending; each stands for an equal share of them"""
     ttft: Sketch = Sketch()
-    """since the last signal"""
+    """since the last signal, of the interactive lane"""
     tbt: Sketch = Sketch()
     finished: int = 0
     """since the last signal"""

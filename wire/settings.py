@@ -96,6 +96,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """sequences that run at once"""
     engine_queue: int = 256
     """accepted requests that may wait for a slot; more are refused"""
+    engine_prefix_tokens: int = 16_384
+    """tokens of prompts whose computed beginnings an engine keeps for prompts that begin alike; 0 = none"""
     engine_threads: int = 2
     pool: str = "cpu"
     model: str = ""
@@ -207,7 +209,14 @@ _AT_LEAST_ONE = (
     "snapshot_interval_ms",
     "shed_wait_ms",
 )
-_NOT_NEGATIVE = ("engine_queue", "shed_loss", "drain_timeout_ms", "simulated_ttft_ms", "simulated_tbt_ms")
+_NOT_NEGATIVE = (
+    "engine_queue",
+    "engine_prefix_tokens",
+    "drain_timeout_ms",
+    "simulated_ttft_ms",
+    "simulated_tbt_ms",
+    "shed_loss",
+)
 
 
 def _parse(name: str, text: str, kind: Any) -> Any:

@@ -67,7 +67,12 @@ class Appender:
         return min(hints, key=lambda hint: hint.offset)
 
     def is_old(self, attempt: Attempt, now_ms: int) -> bool:
-        """Whether an attempt that is still needed must be carried."""
+        """Whether an attempt that is still needed must be carried.
+
+        Not while a Carry of it is on its way: what the hint must cover until then is what lies before the first one.
+        """
+        if attempt.ref in self._before_carry:
+            return False
         size_bytes = self._appended_bytes - self._oldest_bytes.get(attempt.ref, 0)
         return now_ms - attempt.oldest_ms > CARRY_AFTER_MS or size_bytes > CARRY_AFTER_BYTES
 
@@ -81,6 +86,7 @@ class Appender:
                 begin_offset=attempt.begin_offset,
                 spans=attempt.spans(),
                 crashes=attempt.crashes,
+                cached_tokens=attempt.cached_tokens,
                 at_ms=now_ms,
                 first_token_ms=attempt.first_token_ms,
                 finish=attempt.finish,

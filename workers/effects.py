@@ -47,7 +47,8 @@ class Prepared:
 
     prompt: tuple[int, ...]
     max_tokens: int
-    cached_tokens: int = 0
+    links: tuple[tuple[int, int], ...] = ()
+    """(link of the request's prefix chain, tokens of the prompt that hold all its text)"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

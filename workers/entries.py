@@ -61,7 +61,7 @@ class View:
             shard=self.identity.shard,
             ref=attempt.ref,
             prompt_tokens=attempt.begin.prompt_tokens,
-            cached_tokens=attempt.begin.cached_tokens,
+            cached_tokens=attempt.cached_tokens,
             fingerprint=self.fingerprint,
         )
 

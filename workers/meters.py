@@ -8,12 +8,15 @@ from routing.schedule import TARGETS
 from routing.sketch import Recorder
 from routing.slack import standins
 from wire.clock import Clock
-from wire.messages import EngineSignal
+from wire.messages import EngineSignal, ref_lane
 from workers.engine.protocol import Emission, Key, Load
 
 
 class Meters:
-    """TTFT, TBT, endings and errors since the last signal; the latest load."""
+    """TTFT, TBT, endings and errors since the last signal; the latest load.
+
+    Times are of the interactive lane: batch is promised none, and makes room for the others.
+    """
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -28,6 +31,10 @@ class Meters:
 
     def emitted(self, emission: Emission, started_ms: float | None) -> None:
         """Tokens came. `started_ms`: when the request was given to the engine, by the monotonic clock."""
+        self._errors += emission.error is not None
+        self._finished += emission.end is not None or emission.error is not None
+        if ref_lane(emission.key.ref) == "batch":
+            return
         now_ms = self._clock.monotonic_ms()
         name = (emission.key, emission.choice)
         last_ms = self._last_ms.get(name)
@@ -35,13 +42,11 @@ class Meters:
             self._tbt.add(max(0.0, now_ms - last_ms))
         elif started_ms is not None:
             self._ttft.add(max(0.0, now_ms - started_ms))
-        self._errors += emission.error is not None
         if emission.end is None and emission.error is None:
             self._last_ms[name] = now_ms
             first_ms, tokens = self._began.get(name, (now_ms, -len(emission.ids)))
             self._began[name] = first_ms, tokens + len(emission.ids)
         else:
-            self._finished += 1
             self._last_ms.pop(name, None)
             self._began.pop(name, None)
 

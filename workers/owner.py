@@ -18,7 +18,7 @@ from wire.clock import Clock
 from wire.codec import decode, encode
 from wire.errors import BusError, DecodeError
 from wire.journal import Fold
-from wire.messages import Attach, Begin, Cancel, Carry, Frames, Journal, Lane, Ref, Refusal, ReplyTo, Request
+from wire.messages import Attach, Begin, Cancel, Carry, Frames, Journal, Lane, Ref, Refusal, ReplyTo, Request, ref_lane
 from wire.topics import FleetTopics
 from workers.effects import (
     Append,
@@ -168,19 +168,14 @@ class Owner:
         """A reader is gone for good (R4)."""
         self.apply(self.shard.vanished(reader, self._around.clock.now_ms()))
 
-    def engine_died(self, slots: int) -> int:
-        """The engine died; it ran the first `slots` choices it was given. Returns the slots that others' requests had.
+    def engine_died(self, suspects: Iterable[Key]) -> None:
+        """The engine died; `suspects` is what it ran, of all shards.
 
         The Crash goes to the journal, and what is unfinished to the engine once more.
         """
-        running: set[Ref] = set()
-        for attempt in self.shard.open_attempts:
-            if slots < attempt.begin.request.body.n:
-                break
-            slots -= attempt.begin.request.body.n
-            running.add(attempt.ref)
-        self.apply(self.shard.engine_died(frozenset(running), self._around.clock.now_ms()))
-        return slots
+        mine = (self._identity.shard, self.shard.epoch)
+        running = frozenset(key.ref for key in suspects if (key.shard, key.epoch) == mine)
+        self.apply(self.shard.engine_died(running, self._around.clock.now_ms()))
 
     def stepped(self, emissions: Iterable[Emission], applied: Callable[[], None]) -> None:
         """An engine step's part for this shard; `applied` is called once it is in the journal, or dropped."""
@@ -282,7 +277,9 @@ class Owner:
             logprobs=body.logprobs,
             restored=restored if resumed else (),
             alone=effect.alone,
-            batch=attempt.ref % 2 == 1,
+            batch=ref_lane(attempt.ref) == "batch",
+            tenant=attempt.begin.request.tenant,
+            links=prepared.links,
         )
 
     # ------------------------------------------------------------ ownership

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from wire.messages import Refusal, Request
+from workers.coverage import links_of
 from workers.effects import Prepared
 from workers.engine.errors import TemplateRefused
 from workers.engine.vocabulary import Vocabulary, names_token
@@ -62,7 +63,11 @@ def prepare(request: Request, vocabulary: Vocabulary, context_tokens: int, slots
             "logit_bias",
         )
     wanted = request.body.max_tokens
-    return Prepared(prompt=prompt, max_tokens=room if wanted is None else min(wanted, room))
+    return Prepared(
+        prompt=prompt,
+        max_tokens=room if wanted is None else min(wanted, room),
+        links=links_of(request, prompt, vocabulary.token_bytes),
+    )
 
 
 def _tokens(request: Request, vocabulary: Vocabulary) -> tuple[int, ...]:

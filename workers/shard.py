@@ -259,7 +259,7 @@ class Shard:
         return effects
 
     def _begin(self, ref: Ref, request: Request, prepared: Prepared, now_ms: int) -> list[Effect]:
-        append = self._append_begin(ref, request, len(prepared.prompt), prepared.cached_tokens, now_ms)
+        append = self._append_begin(ref, request, len(prepared.prompt), now_ms)
         attempt = self._attempts[ref]
         self._leave_with_latest([(request.reply, self._view.accepted(attempt))])
         return [append, self._run(attempt, prepared)]
@@ -267,10 +267,10 @@ class Shard:
     def _turn_away(
         self, ref: Ref, request: Request, reason: FinishReason, refusal: Refusal | None, now_ms: int
     ) -> list[Effect]:
-        begin = self._append_begin(ref, stripped(request), 0, 0, now_ms)
+        begin = self._append_begin(ref, stripped(request), 0, now_ms)
         return [begin, *self._finish(self._attempts[ref], reason, now_ms, refusal=refusal)]
 
-    def _append_begin(self, ref: Ref, request: Request, prompt_tokens: int, cached_tokens: int, now_ms: int) -> Append:
+    def _append_begin(self, ref: Ref, request: Request, prompt_tokens: int, now_ms: int) -> Append:
         self._by_id[request.request_id, request.attempt] = ref
         return self._append(
             Begin(
@@ -278,7 +278,6 @@ class Shard:
                 ref=ref,
                 request=request,
                 prompt_tokens=prompt_tokens,
-                cached_tokens=cached_tokens,
                 at_ms=now_ms,
             )
         )
@@ -337,6 +336,7 @@ class Shard:
     def stepped(self, emissions: Iterable[Emission], now_ms: int) -> list[Effect]:
         """One engine step: one Tokens record, then the endings."""
         spans: list[Span] = []
+        cached: list[tuple[Ref, int]] = []
         replies: list[tuple[ReplyTo, Entry]] = []
         failed: list[tuple[Attempt, str]] = []
         touched: dict[Ref, Attempt] = {}
@@ -347,12 +347,14 @@ class Shard:
             if emission.error is not None:
                 failed.append((attempt, emission.error))
                 continue
+            if emission.cached_tokens is not None and not attempt.spoke:
+                cached.append((attempt.ref, emission.cached_tokens))
             spans.append(span_of(emission))
             replies.append((self._reader(attempt), self._view.delta(attempt, emission)))
             touched[attempt.ref] = attempt
         effects: list[Effect] = []
         if spans:
-            record = Tokens(epoch=self._owned.epoch, spans=tuple(spans), at_ms=now_ms)
+            record = Tokens(epoch=self._owned.epoch, spans=tuple(spans), at_ms=now_ms, cached=tuple(cached))
             effects.append(self._append(record, replies))
         for attempt in touched.values():
             if attempt.ended:
@@ -474,7 +476,7 @@ class Shard:
             reason=reason,
             ends=tuple(choice.end for choice in attempt.choices),
             prompt_tokens=attempt.begin.prompt_tokens,
-            cached_tokens=attempt.begin.cached_tokens,
+            cached_tokens=attempt.cached_tokens,
             completion_tokens=attempt.completion_tokens,
             at_ms=now_ms,
             error=error,

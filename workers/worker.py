@@ -33,6 +33,7 @@ from workers.gate import Gate
 from workers.lossy import LossySender
 from workers.meters import Meters
 from workers.owner import Owner, Surroundings
+from workers.prefixes import PrefixReport
 from workers.prepare import DRAINING, INLINE_CHARACTERS, overloaded, prepare, prompt_characters
 from workers.presence import Presence
 from workers.usage import UsageSender
@@ -55,12 +56,12 @@ class Worker:
         self._config = config_of(settings)
         self._host = EngineHost(self._config)
         self._gate = Gate(self._host)
-        self._engine_ready = False
         self._fleet = fleet_of(settings)
         self._incarnation = incarnation(clock.now_ms())
         self._owners: dict[int, Owner] = {}
         self._member: Member | None = None
         self._meters = Meters(clock)
+        self._prefixes = PrefixReport()
         self._presence = Presence(settings.engine, self._incarnation, settings.orphan_grace_ms - 1_000)
         self._state: EngineState = "loading"
         self._fingerprint: str | None = None
@@ -249,9 +250,9 @@ class Worker:
                     await self._engine_died(event)
 
     async def _engine_is_ready(self, ready: Ready) -> None:
-        self._engine_ready = True
         self._fingerprint, self._meters.load = ready.fingerprint, ready.load
         self._meters.context_tokens = ready.context_tokens
+        self._prefixes.began(keeps=ready.prefixes is not None)
         self._state = "ready" if self._state != "draining" else "draining"
         _log.info("engine ready: %s", ready.fingerprint)
         if self._member is None:
@@ -260,6 +261,8 @@ class Worker:
     def _engine_stepped(self, step: Stepped) -> None:
         self._deaths = 0
         self._meters.load = step.load
+        if step.prefixes is not None:
+            self._prefixes.changed(step.prefixes)
         by_shard: dict[int, list[int]] = {}
         for index, emission in enumerate(step.emissions):
             by_shard.setdefault(emission.key.shard, []).append(index)
@@ -286,11 +289,9 @@ class Worker:
         _log.error("the engine ended with status %d; restarting it. Its last words: %s", died.status, died.last_words)
         if self._deaths >= UNSTABLE_DEATHS:
             raise StartFailed(f"the engine died {self._deaths} times without a step: {died.last_words}")
-        # One that died while loading ran nothing: nobody is suspected.
-        ran, self._engine_ready = self._settings.engine_slots if self._engine_ready else 0, False
         self._gate.shut()
         for owner in self._owners.values():
-            ran = owner.engine_died(ran)
+            owner.engine_died(died.suspects)
         await asyncio.sleep(RESTART_AFTER_S * self._deaths)
         await self._host.restart()
         self._gate.open()
@@ -334,7 +335,7 @@ class Worker:
 
     async def _send_signals(self) -> None:
         while True:
-            signal = self._meters.signal(self._signal())
+            signal = self._prefixes.signal(self._meters.signal(self._signal()))
             self._signals.put(SIGNALS, encode(signal), key=self._settings.model.encode())
             await asyncio.sleep(SIGNAL_EVERY_S)
 

@@ -6,8 +6,10 @@ import asyncio
 import contextlib
 import os
 import signal
+import socket
 import subprocess
 import sys
+import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -16,9 +18,10 @@ import pytest
 from engine_world import Transcript, make_sequence, run, write_model, write_tokenizer
 
 from wire.settings import Settings
+from workers.engine.child import Child
 from workers.engine.errors import EngineGone
 from workers.engine.host import Died, EngineHost, Event
-from workers.engine.link import Add, Frames, Ready, Stepped, Stop, frame
+from workers.engine.link import Add, Frames, Ready, Report, Running, Stepped, Stop, Taking, frame
 from workers.engine.make import config_of, make_engine, make_vocabulary
 from workers.engine.protocol import Key
 
@@ -124,7 +127,7 @@ async def test_a_kill_is_told_after_all_it_said_and_nothing_restarts_by_itself(h
     os.kill(host.pid, signal.SIGKILL)
     while isinstance(last := await event(host), Stepped):
         pass
-    assert last == Died(status=-signal.SIGKILL, last_words="")
+    assert last == Died(status=-signal.SIGKILL, last_words="", suspects=(Key(0, 1, 1),))
     host.add(make_sequence(2))  # said to nobody
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(event(host), 0.2)
@@ -134,6 +137,29 @@ async def test_a_kill_is_told_after_all_it_said_and_nothing_restarts_by_itself(h
     host.add(make_sequence(3, max_tokens=2, ignore_eos=True))
     await until_over(host, transcript, 1)
     assert list(transcript.choices) == [(3, 0)]
+
+
+async def test_a_death_names_what_ran_and_not_what_waited(host: EngineHost) -> None:
+    for ref, batch in ((1, True), (2, True), (3, False), (4, False), (5, False), (6, False)):
+        host.add(make_sequence(ref, max_tokens=2_000, ignore_eos=True, batch=batch))
+    spoke: set[int] = set()
+    while not {3, 4, 5, 6} <= spoke:
+        step = await event(host)
+        assert isinstance(step, Stepped)
+        spoke |= {emission.key.ref for emission in step.emissions}
+        host.applied(step.number)
+    assert host.pid is not None
+    os.kill(host.pid, signal.SIGKILL)
+    while isinstance(last := await event(host), Stepped):
+        pass
+    assert isinstance(last, Died)
+    assert {key.ref for key in last.suspects} == {3, 4, 5, 6}, "batch had made room"
+    await host.restart()
+    await host.ready()
+    os.kill(host.pid, signal.SIGKILL)
+    last = await event(host)
+    assert isinstance(last, Died)
+    assert last.suspects == (), "another life ran nothing"
 
 
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
@@ -236,6 +262,34 @@ print(sorted({{name.split(".")[0] for name in sys.modules}} & {{"torch", "transf
 """
     ran = subprocess.run([sys.executable, "-W", "error", "-c", script], capture_output=True, text=True, check=True)
     assert ran.stdout.strip() == "[]"
+
+
+def test_it_says_whom_it_takes_on_and_who_runs_before_it_does() -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        child = Child(theirs)
+        serving = threading.Thread(target=child.serve)
+        serving.start()
+        ours.sendall(frame(SIMULATED))
+        for ref in range(5):
+            ours.sendall(frame(Add(sequence=make_sequence(ref, max_tokens=1, ignore_eos=True))))
+        reports, frames = list[Report](), Frames()
+        while sum(len(r.emissions) for r in reports if isinstance(r, Stepped)) < 5:
+            frames.feed(ours.recv(1 << 16))
+            reports += frames.reports()
+        ours.sendall(frame(Stop()))
+        serving.join()
+    named: set[int] = set()
+    for report in reports:
+        match report:
+            case Taking(key=key):
+                assert key.ref not in named
+            case Running(keys=keys):
+                named |= {key.ref for key in keys}
+            case Stepped(emissions=emissions):
+                assert {emission.key.ref for emission in emissions} <= named
+    assert named == set(range(5))
+    assert sum(isinstance(report, Taking) for report in reports) == 5
 
 
 def test_messages_come_whole_however_the_bytes_are_cut() -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
 import numpy as np
 import pytest
 import torch
-from engine_world import make_sequence, restored_at, run
+from engine_world import Transcript, make_sequence, restored_at, run
 
 from millstream.model import prepare
 from millstream.paths import cache_dir
@@ -101,6 +102,25 @@ def test_a_resumed_answer_goes_on_identically(engine: TorchEngine, tokenizer: To
         assert whole.ids[:cut] + told.ids == whole.ids
         assert tokenizer.render_text(whole.ids[:cut], sequence.stop) + told.text == whole.text
         assert told.end == whole.end
+
+
+def test_a_prompt_that_begins_like_another_gets_the_same_answer_sooner(runner: Runner, tokenizer: Tokenizer) -> None:
+    shared = " ".join(f"Sack {number} holds {number * 7} pounds." for number in range(12))
+    limits = replace(LIMITS, chunk_tokens=64, prefix_blocks=4)
+    keeping, plain = (TorchEngine(runner, tokenizer, replace(limits, prefix_blocks=blocks)) for blocks in (4, 0))
+    cached = []
+    for ref, question in enumerate(("How many pounds are in sack 3?", "Which sack is the heaviest?")):
+        prompt = tokenizer.encode_chat([{"role": "user", "content": f"{shared}\n{question}"}])
+        sequence = make_sequence(ref, prompt, max_tokens=6, logprobs=2)
+        keeping.add(sequence)
+        transcript = Transcript()
+        while keeping.busy():
+            emissions = keeping.step()
+            transcript.take(emissions)
+            cached += [emission.cached_tokens for emission in emissions if emission.cached_tokens]
+        assert run(plain, sequence)[ref, 0] == transcript.choices[ref, 0]
+    assert len(cached) == 1
+    assert cached[0] >= 128
 
 
 def test_it_answers_sensibly_and_ends_by_itself(engine: TorchEngine, tokenizer: Tokenizer) -> None:

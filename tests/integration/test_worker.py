@@ -10,7 +10,9 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 
 import pytest
+from msgspec.structs import replace
 
+from routing.prefix import prefix_chain
 from wire.bus import Partition, Record
 from wire.clock import SystemClock
 from wire.codec import decode, encode
@@ -27,6 +29,7 @@ from wire.messages import (
     Delta,
     DemandSignal,
     End,
+    EngineSignal,
     Entry,
     Frames,
     Journal,
@@ -34,6 +37,7 @@ from wire.messages import (
     ReplyTo,
     Request,
     Sampling,
+    Signal,
     Usage,
     Usages,
 )
@@ -216,6 +220,13 @@ class Running:
         self.stopping.set()
         await self.task
 
+    async def kill_engine(self) -> None:
+        """It dies, and another one is started."""
+        dead = self.engine_pid
+        os.kill(dead, signal.SIGKILL)
+        while self.worker._host.pid in (None, dead):  # noqa: ASYNC110 - nobody tells of it
+            await asyncio.sleep(0.01)
+
     async def crash(self) -> None:
         """The I/O process is gone at once, and its engine with it."""
         os.kill(self.engine_pid, signal.SIGKILL)
@@ -300,6 +311,49 @@ async def test_two_choices_count_the_prompt_once(floor: Floor) -> None:
     assert heard.end.tokens == (4, 4)
     assert heard.ids(0) != heard.ids(1)
     assert heard.end.completion_tokens == 8
+
+
+async def test_what_the_cache_had_of_a_prompt_is_on_the_bill_and_in_the_signals(floor: Floor) -> None:
+    await floor.hire()
+    text = "the mill by the river " * 40
+    chain = prefix_chain("acme", "simulated", messages=({"role": "user", "content": text},))
+    cached = []
+    for tenant in ("acme", "acme", "other"):
+        request = replace(floor.desk.request(text, max_tokens=3), tenant=tenant, prefix_chain=chain)
+        heard = await floor.desk.ended(await floor.desk.send(request))
+        assert isinstance(heard.end, End)
+        cached.append((heard.end.cached_tokens, heard.end.prompt_tokens))
+        await asyncio.sleep(0.1)
+        check_bill(floor, request, heard)
+        assert next(u for u in floor.desk.usages() if u.request_id == request.request_id).cached_tokens == cached[-1][0]
+    whole = (cached[0][1] - 1) // 64 * 64
+    assert [count for count, _ in cached] == [0, whole, 0]
+    await asyncio.sleep(0.6)
+    told = [s for v in floor.desk.read(SIGNALS, 0) if isinstance(s := decode(v, Signal), EngineSignal)]
+    assert any(signal.prefixes_full for signal in told)
+    assert {link for signal in told for link in signal.prefixes_added} == set(chain[: whole * 256 // (256 * 64) + 1])
+
+
+async def test_a_poison_request_ends_after_three_deaths_whatever_runs_beside_it(floor: Floor) -> None:
+    running = await floor.hire(engine_slots=2)
+    batch = [floor.desk.request(max_tokens=400) for _ in range(2)]
+    for request in batch:
+        await (await floor.desk.producer.send(floor.desk.names.batch, encode(request), partition=0))
+    await asyncio.gather(*(floor.desk.tokens(request.request_id, 3) for request in batch))
+    poison = floor.desk.request(max_tokens=1_500)
+    await floor.desk.send(poison)  # began after the batch, which makes room for it
+    said = 0
+    for _ in range(3):
+        said = len((await floor.desk.tokens(poison.request_id, said + 70)).ids())  # more than a dead engine was ahead
+        await running.kill_engine()
+    heard = await floor.desk.ended(poison.request_id)
+    assert isinstance(heard.end, End)
+    assert heard.end.reason == "error"
+    for request in batch:
+        ended = await floor.desk.ended(request.request_id)
+        assert isinstance(ended.end, End)
+        assert ended.end.reason == "length"
+        assert ended.ids() == await undisturbed(floor, request)
 
 
 async def test_killing_the_engine_changes_no_token(floor: Floor) -> None:

@@ -325,7 +325,8 @@ class World:
             run.positions[index] += 1
             run.ended[index] = run.positions[index] >= run.limit
             end = "length" if run.ended[index] else None
-            out.append(Emission(key, index, position, ids, chr(97 + ids[0]), end=end))
+            cached = self.choose.choice((None, 1, 2))  # at any time: only the first record may count
+            out.append(Emission(key, index, position, ids, chr(97 + ids[0]), end=end, cached_tokens=cached))
         return out
 
     def engine_dies(self) -> None:

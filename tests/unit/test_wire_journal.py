@@ -187,7 +187,7 @@ def test_what_is_no_journal_record_changes_nothing() -> None:
         ((begin(1), tokens(ONE, 0, 7, end="stop"), tokens(ONE, 1, 8)), "a span at position 1"),
         ((begin(1), tokens(ONE, 0, 7, choice=1)), "has no choice 1"),
         ((begin(1), tokens(ONE, 0, 7, choice=-1)), "has no choice -1"),
-        ((begin(1), tokens(ONE, 0, 7), finish(ONE, 2)), "with 2 tokens, the journal holds 1"),
+        ((begin(1), tokens(ONE, 0, 7), finish(ONE, 2)), "with 2 tokens, 2 cached, the journal holds 1 and 2"),
         ((begin(1), finish(ONE, 0), finish(ONE, 0)), "finishes twice, again at offset 3"),
         ((begin(1), finish(ONE, 0), tokens(ONE, 0, 7)), "a span at position 0"),
     ],
@@ -217,6 +217,28 @@ def test_usage_is_the_same_bytes_whenever_it_is_sent_and_from_whatever_it_is_rea
     carried = Fold(9)
     carried.apply(50, carry)
     assert msgspec.json.encode(usage_of(FLEET, 3, carried.attempts[ONE])) == msgspec.json.encode(usage)
+
+
+def test_cached_tokens_are_fixed_by_the_first_record_that_speaks() -> None:
+    def counted(ref: Ref, cached: int, first: int, *ids: int, end: ChoiceEnd | None = None) -> Tokens:
+        return msgspec.structs.replace(tokens(ref, first, *ids, end=end), cached=((ref, cached), (TWO, 9)))
+
+    of_five = msgspec.structs.replace(finish(ONE, 2), cached_tokens=5)
+    _, (attempt,) = folded(CLAIM, begin(1), counted(ONE, 5, 0, 7), counted(ONE, 4, 1, 8), of_five)
+    assert usage_of(FLEET, 0, attempt).cached_tokens == 5
+    silent, _ = folded(CLAIM, begin(1), tokens(ONE, 0, 7), counted(ONE, 5, 1, 8))
+    assert silent.attempts[ONE].cached_tokens == 2, "as in Begin, when the first record says nothing"
+    carry = Carry(
+        epoch=0,
+        begin=attempt.begin,
+        begin_offset=1,
+        spans=attempt.spans(),
+        crashes=0,
+        at_ms=1,
+        cached_tokens=attempt.cached_tokens,
+    )
+    carried, _ = folded(CLAIM, carry)
+    assert carried.attempts[ONE].cached_tokens == 5
 
 
 def test_there_is_no_usage_before_the_finish() -> None:

@@ -340,6 +340,27 @@ def test_the_third_death_ends_a_request_and_the_second_isolates_it(bench: Bench)
     assert "3 times" in (bench.finish().error or "")
 
 
+def test_cached_tokens_are_counted_once_and_by_whoever_spoke_first(bench: Bench) -> None:
+    request, ref = bench.request(0), request_ref("requests", 0)
+
+    def emit(first: int, cached: int | None, end: str | None = None) -> None:
+        key = Key(0, bench.shard.epoch or 0, ref)
+        emission = Emission(key, 0, first, (5,), "f", None, end, cached_tokens=cached)  # type: ignore[arg-type]
+        bench.do(bench.shard.stepped([emission], bench.now_ms))
+
+    emit(0, 64)
+    bench.land()
+    bench.own(1)  # a takeover, whose engine had more of the prompt in its cache, or less
+    emit(1, 128)
+    emit(2, 0, end="stop")
+    bench.land()
+    assert [record.cached for record in bench.journal if isinstance(record, Tokens)] == [((ref, 64),), (), ()]
+    assert (bench.finish().cached_tokens, bench.usages[-1].cached_tokens) == (64, 64)
+    ends = [entry for entry in bench.entries if isinstance(entry, End)]
+    assert [(end.request_id, end.cached_tokens) for end in ends] == [(request.request_id, 64)]
+    assert [entry.cached_tokens for entry in bench.entries if isinstance(entry, Accepted)] == [0, 64]
+
+
 def test_what_only_waited_is_not_suspected(bench: Bench) -> None:
     bench.request(0)
     bench.request(1)
@@ -395,6 +416,20 @@ def test_what_is_old_and_still_needed_is_carried(bench: Bench, by: str) -> None:
     for offset in range(3, len(bench.journal)):
         fold.apply(offset, bench.journal[offset])  # type: ignore[arg-type]
     assert fold.attempts[request_ref("requests", 0)].choices[0].ids == [5, 6]
+
+
+def test_while_a_carry_is_on_its_way_none_follows_it(bench: Bench) -> None:
+    """The log is away for long. A second Carry made the hint forget, once the first was there, that it was needed."""
+    bench.request(0)
+    bench.land()
+    for _ in range(3):
+        bench.now_ms += CARRY_AFTER_MS + 1
+        bench.do(bench.shard.tick(bench.now_ms))
+    bench.emit(0, 0, 5)
+    assert [type(append.record) for append in bench.waiting] == [Carry, Tokens]
+    assert bench.committed()[1].offset == 1
+    bench.land(1)
+    assert bench.committed()[1].offset == 2
 
 
 def test_a_finish_whose_usage_is_not_acknowledged_is_carried_and_later_forgotten(bench: Bench) -> None:

@@ -1,8 +1,9 @@
 """The engine process: commands in, steps out, one thread.
 
-    commands → step → report
+    commands → who runs → step → report
 
-Commands are obeyed between steps, so a cancelled sequence is gone before the next one.
+Commands are obeyed between steps, so a cancelled sequence is gone before the next one. Who runs is said before a step,
+and what is taken on before it is: should that be the last thing this process does, its parent knows whom to suspect.
 """
 
 from __future__ import annotations
@@ -11,7 +12,22 @@ import select
 import socket
 from collections import deque
 
-from workers.engine.link import Add, Applied, Command, Config, Drop, Forget, Frames, Ready, Stepped, Stop, frame
+from workers.engine.link import (
+    Add,
+    Applied,
+    Command,
+    Config,
+    Drop,
+    Forget,
+    Frames,
+    Ready,
+    Report,
+    Running,
+    Stepped,
+    Stop,
+    Taking,
+    frame,
+)
 from workers.engine.make import make_engine, make_vocabulary
 from workers.engine.protocol import Engine
 
@@ -80,6 +96,7 @@ class Child:
                 context_tokens=context_tokens,
                 vocab_size=vocab_size,
                 load=engine.load(),
+                prefixes=engine.prefixes(),
             )
         )
 
@@ -88,6 +105,7 @@ class Child:
         while self._commands:
             match command := self._commands.popleft():
                 case Add():
+                    self._send(Taking(key=command.sequence.key))
                     engine.add(command.sequence)
                 case Forget():
                     engine.cancel(command.key)
@@ -99,12 +117,14 @@ class Child:
                     raise Hangup
 
     def _step(self, engine: Engine) -> None:
+        if running := engine.admit():
+            self._send(Running(keys=tuple(running)))
         emissions = tuple(engine.step())
         if emissions:
             self._steps += 1
-            self._send(Stepped(number=self._steps, emissions=emissions, load=engine.load()))
+            self._send(Stepped(number=self._steps, emissions=emissions, load=engine.load(), prefixes=engine.prefixes()))
 
-    def _send(self, report: Ready | Stepped) -> None:
+    def _send(self, report: Report) -> None:
         self._link.sendall(frame(report))
 
     def _receive(self) -> None:

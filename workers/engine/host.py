@@ -16,7 +16,22 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
 from workers.engine.errors import EngineGone
-from workers.engine.link import Add, Applied, Command, Config, Drop, Forget, Frames, Ready, Stepped, Stop, frame
+from workers.engine.link import (
+    Add,
+    Applied,
+    Command,
+    Config,
+    Drop,
+    Forget,
+    Frames,
+    Ready,
+    Report,
+    Running,
+    Stepped,
+    Stop,
+    Taking,
+    frame,
+)
 from workers.engine.protocol import Key, Sequence
 
 _READ_BYTES = 1 << 20
@@ -35,6 +50,25 @@ class Died:
     """exit status; −n: killed by signal n"""
     last_words: str
     """the last lines it logged"""
+    suspects: tuple[Key, ...] = ()
+    """the requests it ran or was taking on; some may have ended since"""
+
+
+@dataclass(slots=True)
+class _Suspects:
+    """Whom an engine had when it was heard last."""
+
+    running: tuple[Key, ...] = ()
+    taking: tuple[Key, ...] = ()
+
+    def hear(self, report: Report) -> None:
+        match report:
+            case Running(keys=keys):
+                self.running, self.taking = keys, ()
+            case Taking(key=key):
+                self.taking = (key,)
+            case Stepped():
+                self.taking = ()
 
 
 Event = Ready | Stepped | Died
@@ -129,20 +163,24 @@ class EngineHost:
     ) -> None:
         """Pass on what the process says until it ends, then tell how."""
         words: deque[str] = deque(maxlen=_LAST_LINES)
+        suspects = _Suspects()
         try:
-            await asyncio.gather(self._listen(reader), _relay(process, words))
+            await asyncio.gather(self._listen(reader, suspects), _relay(process, words))
             status = await process.wait()
         finally:
             writer.close()
-        self._events.put_nowait(Died(status=status, last_words="\n".join(words)))
+        named = (*suspects.running, *suspects.taking)
+        self._events.put_nowait(Died(status=status, last_words="\n".join(words), suspects=named))
 
-    async def _listen(self, reader: asyncio.StreamReader) -> None:
+    async def _listen(self, reader: asyncio.StreamReader, suspects: _Suspects) -> None:
         frames = Frames()
         with contextlib.suppress(ConnectionError):
             while data := await reader.read(_READ_BYTES):
                 frames.feed(data)
                 for report in frames.reports():
-                    self._events.put_nowait(report)
+                    suspects.hear(report)
+                    if isinstance(report, Ready | Stepped):
+                        self._events.put_nowait(report)
 
 
 async def _relay(process: asyncio.subprocess.Process, words: deque[str]) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from workers.engine.protocol import Emission, Key, Load, Sequence
+from workers.engine.protocol import Emission, Key, Load, Prefixes, Sequence
 
 _LENGTH = struct.Struct("<I")
 
@@ -24,6 +24,8 @@ class Config(_Said, frozen=True, kw_only=True):
     slots: int
     threads: int
     context_tokens: int
+    prefix_tokens: int
+    """of prompts, kept in the prefix cache; 0 = none"""
     model_dir: str | None
     simulated_ttft_ms: float
     simulated_tbt_ms: float
@@ -64,6 +66,20 @@ class Ready(_Said, frozen=True, kw_only=True):
     context_tokens: int
     vocab_size: int
     load: Load
+    prefixes: Prefixes | None = None
+    """None: the engine keeps nothing of a prompt"""
+
+
+class Taking(_Said, frozen=True, kw_only=True):
+    """The engine takes a request on: should it die of that, this one is suspected."""
+
+    key: Key
+
+
+class Running(_Said, frozen=True, kw_only=True):
+    """All requests that the next step runs. Said when one starts: those that have ended since are none of them."""
+
+    keys: tuple[Key, ...]
 
 
 class Stepped(_Said, frozen=True, kw_only=True):
@@ -72,10 +88,12 @@ class Stepped(_Said, frozen=True, kw_only=True):
     number: int
     emissions: tuple[Emission, ...]
     load: Load
+    prefixes: Prefixes | None = None
+    """since the last one"""
 
 
 Command = Config | Add | Forget | Drop | Applied | Stop
-Report = Ready | Stepped
+Report = Ready | Taking | Running | Stepped
 _commands = msgspec.msgpack.Decoder(Command)
 _reports = msgspec.msgpack.Decoder(Report)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from pathlib import Path
 
 from wire.settings import Settings
@@ -14,7 +15,9 @@ from workers.engine.simulated import Pace, SimulatedEngine, Sleep
 from workers.engine.simulated_vocabulary import SimulatedVocabulary
 from workers.engine.vocabulary import Vocabulary
 
-CHUNK_TOKENS = 256
+CHUNK_TOKENS = 64
+"""a piece of a prompt and a block of the prefix cache: about a link of a prefix chain"""
+STEP_TOKENS = 256
 
 
 def config_of(settings: Settings) -> Config:
@@ -24,6 +27,7 @@ def config_of(settings: Settings) -> Config:
         slots=settings.engine_slots,
         threads=settings.engine_threads,
         context_tokens=settings.context_tokens,
+        prefix_tokens=settings.engine_prefix_tokens,
         model_dir=None if settings.model_dir is None else str(settings.model_dir),
         simulated_ttft_ms=settings.simulated_ttft_ms,
         simulated_tbt_ms=settings.simulated_tbt_ms,
@@ -47,14 +51,19 @@ def make_engine(config: Config, vocabulary: Vocabulary, *, sleep: Sleep = time.s
         context_tokens=config.context_tokens,
         kv_tokens=config.slots * config.context_tokens,
         chunk_tokens=CHUNK_TOKENS,
-        step_tokens=CHUNK_TOKENS,
+        step_tokens=STEP_TOKENS,
     )
     if config.kind == "simulated":
         pace = Pace(ttft_ms=config.simulated_ttft_ms, tbt_ms=config.simulated_tbt_ms)
-        return SimulatedEngine(limits, pace, sleep=sleep)
+        return SimulatedEngine(_keeping(limits, config), pace, sleep=sleep)
     from workers.engine.torch_engine import load_engine
 
-    return load_engine(_model_dir(config), vocabulary, limits, threads=config.threads)
+    return load_engine(_model_dir(config), vocabulary, _keeping(limits, config), threads=config.threads)
+
+
+def _keeping(limits: Limits, config: Config) -> Limits:
+    """With the prefix cache that is asked for, of an engine that can keep blocks."""
+    return replace(limits, prefix_blocks=config.prefix_tokens // limits.chunk_tokens)
 
 
 def _model_dir(config: Config) -> Path:

@@ -49,7 +49,11 @@ class Sequence(msgspec.Struct, frozen=True, kw_only=True):
     alone: bool = False
     """an engine died with it: run nothing beside it, so that a second death names the culprit (R4)"""
     batch: bool = False
-    """of the batch lane: admitted after every interactive one"""
+    """of the batch lane: admitted after every interactive one, and makes room for them"""
+    tenant: str = ""
+    """whose it is: what was computed of one tenant's prompts serves that tenant alone"""
+    links: tuple[tuple[int, int], ...] = ()
+    """(link of its prefix chain, tokens of the prompt that hold all the link's text), for `prefixes`"""
 
 
 class Emission(msgspec.Struct, frozen=True, array_like=True):
@@ -67,6 +71,16 @@ class Emission(msgspec.Struct, frozen=True, array_like=True):
     end: ChoiceEnd | None = None
     error: str | None = None
     """the request can't go on (it alone); for people, without content of the request"""
+    cached_tokens: int | None = None
+    """on the first emission of a request: prompt tokens that weren't computed, as the cache had them; None = none, or
+    said before"""
+
+
+class Prefixes(msgspec.Struct, frozen=True, array_like=True):
+    """Links of prefix chains whose whole text came into an engine's prefix cache, or left it."""
+
+    added: tuple[int, ...] = ()
+    evicted: tuple[int, ...] = ()
 
 
 class Load(msgspec.Struct, frozen=True, kw_only=True):
@@ -104,6 +118,13 @@ class Engine(Protocol):
         """Forget every sequence of an epoch, as `cancel` does."""
         ...
 
+    def admit(self) -> Seq[Key]:
+        """Start what there is room for. If anything starts, all requests that now run; else none.
+
+        `step` would do the same: apart from it, so that it can be told who runs before a step that may be the last.
+        """
+        ...
+
     def step(self) -> Seq[Emission]:
         """Run one step. Empty when there was nothing to do, or only prefill was done."""
         ...
@@ -113,3 +134,7 @@ class Engine(Protocol):
         ...
 
     def load(self) -> Load: ...
+
+    def prefixes(self) -> Prefixes | None:
+        """What changed in the prefix cache since the last call; None if it keeps nothing."""
+        ...

@@ -14,6 +14,7 @@ import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 
+from workers.engine.block_store import BlockStore
 from workers.engine.errors import ModelUnusable
 from workers.engine.exact import multiplies_exactly
 from workers.engine.scheduler import Work
@@ -36,6 +37,11 @@ class Runner:
         self._kv = torch.empty(shape.layers, 2, slots, shape.kv_heads, context_tokens, shape.head_size)
         self._views = [[layer[side].unbind(0) for side in (0, 1)] for layer in self._kv]
         self._cos, self._sin = _rotations(shape.inverse_frequencies, context_tokens)
+        self.keep_blocks(0, 1)
+
+    def keep_blocks(self, blocks: int, block_tokens: int) -> None:
+        """Make room for so many blocks of the prefix cache; what was kept is lost."""
+        self._blocks = BlockStore(self._kv, blocks, block_tokens)
 
     @property
     def fingerprint(self) -> str:
@@ -50,6 +56,7 @@ class Runner:
     @torch.inference_mode()
     def run(self, work: Sequence[Work]) -> Logits:
         """Compute a step. Logits of the last position of each item that draws, in order: [items, vocab]."""
+        self._blocks.load(work)
         ids = torch.tensor([token for item in work for token in item.ids])
         positions = torch.tensor([at for item in work for at in range(item.start, item.start + len(item.ids))])
         slots = torch.tensor([item.slot for item in work for _ in item.ids])
@@ -62,6 +69,7 @@ class Runner:
             end = item.start + len(item.ids)
             for copy in item.copies:
                 self._kv[:, :, copy, :, :end] = self._kv[:, :, item.slot, :, :end]
+        self._blocks.save(work)
         return self._logits(rows, work).numpy()
 
     def _logits(self, rows: torch.Tensor, work: Sequence[Work]) -> torch.Tensor:

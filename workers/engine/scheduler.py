@@ -1,21 +1,28 @@
 """Which sequences run, and what each step computes. Pure, and free of torch: the simulated engine drives it too.
 
 Order: interactive before batch, first come first served; a sequence that has to wait holds back those behind it, so
-that nothing starves. A suspect (`alone`) waits until nothing runs, and then nothing starts beside it.
+that nothing starves; batch makes room for interactive (`lanes`). A suspect (`alone`) waits until nothing runs, and then
+nothing starts beside it.
+
+A prompt is computed in pieces that begin at fixed positions. Whole ones are kept in the prefix cache, and found there
+instead of being computed, when their turn comes: so of many prompts that begin alike and come at once, one computes.
 """
 
 from __future__ import annotations
 
 import math
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+
+import msgspec
 
 from wire.messages import Sampling
 from workers.engine.errors import SequenceRefused
 from workers.engine.generation import Generation, open_generations
+from workers.engine.lanes import Group, Lanes, makes_room
 from workers.engine.pace import Prompt
-from workers.engine.protocol import Emission, Key, Load, Sequence
+from workers.engine.prefix_cache import PrefixCache
+from workers.engine.protocol import Emission, Key, Load, Prefixes, Sequence
 from workers.engine.vocabulary import Vocabulary, names_token
 
 
@@ -33,11 +40,16 @@ class Limits:
     """prompts are computed in pieces that begin at multiples of this, whatever else runs"""
     step_tokens: int
     """prompt and restored tokens that one step may add to the decoding; at least one piece is computed"""
+    prefix_blocks: int = 0
+    """pieces of prompts that the prefix cache keeps, of `chunk_tokens` tokens each"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
-    """A run of consecutive tokens to be computed for one slot."""
+    """A run of consecutive tokens to be computed for one slot.
+
+    A step may hold several pieces of one prompt: each reads what the ones before it wrote in this step.
+    """
 
     slot: int
     start: int
@@ -49,18 +61,11 @@ class Work:
     """slots that get the KV of positions 0 to start + len(ids) too: the other choices of the same prompt"""
     draws: tuple[Generation, ...] = ()
     """choices whose next token is drawn from the last position"""
-
-
-@dataclass(slots=True)
-class Group:
-    """A request that waits or runs, with its open choices."""
-
-    sequence: Sequence
-    generations: list[Generation]
-    prefilled: int = 0
-    """prompt tokens whose KV is there"""
-    reserved: int = 0
-    """KV tokens that it holds a claim to, once it runs"""
+    loads: tuple[int, ...] = ()
+    """blocks of the prefix cache that hold the KV of the positions right before `start`: copied to the slot before
+    anything of the step is computed"""
+    save: int | None = None
+    """block of the prefix cache that gets the KV of these tokens, once it is computed"""
 
 
 class Scheduler:
@@ -69,12 +74,16 @@ class Scheduler:
     def __init__(self, limits: Limits, vocabulary: Vocabulary) -> None:
         self.limits = limits
         self._vocabulary = vocabulary
-        self._interactive: deque[Group] = deque()
-        self._batch: deque[Group] = deque()
+        self._waiting = Lanes()
         self._running: dict[Key, Group] = {}
+        self._at: dict[int, tuple[Group, Generation]] = {}
+        """slot → who has it"""
         self._free = list(range(limits.slots - 1, -1, -1))
         self._kv_reserved = 0
         self._settled: list[Emission] = []
+        self._cache = PrefixCache(limits.prefix_blocks, limits.chunk_tokens)
+        self._untold: dict[Key, int] = {}
+        """prompt tokens found in the cache, of requests that have said nothing yet"""
 
     def add(self, sequence: Sequence) -> None:
         """Queue a request. One that can never run, and choices that were complete already, only have an ending."""
@@ -83,14 +92,15 @@ class Scheduler:
         except SequenceRefused as exc:
             self._settled.append(Emission(sequence.key, 0, 0, (), "", error=str(exc)))
             return
-        group = Group(sequence, [])
+        chain = self._cache.chain(sequence.tenant, sequence.prompt, sequence.links)
+        group = Group(sequence, [], chain, counted=bool(sequence.restored))
         for generation in open_generations(sequence, self._vocabulary):
             if (ending := generation.complete()) is not None:
                 self._settled.append(ending)
             else:
                 group.generations.append(generation)
         if group.generations:
-            (self._batch if sequence.batch else self._interactive).append(group)
+            self._waiting.add(group)
 
     def settled(self) -> list[Emission]:
         """Endings of what needs no step; each is given once."""
@@ -109,13 +119,12 @@ class Scheduler:
         """A choice has ended: its slot is free."""
         group = self._running[generation.sequence.key]
         group.generations.remove(generation)
-        self._free.append(generation.slot)
+        self._vacate(group, [generation.slot])
         if not group.generations:
-            self._kv_reserved -= group.reserved
             del self._running[generation.sequence.key]
 
     def busy(self) -> bool:
-        return bool(self._running or self._interactive or self._batch or self._settled)
+        return bool(self._running or self._waiting or self._settled)
 
     def runs(self, generation: Generation) -> bool:
         """Whether a choice still has its slot."""
@@ -128,8 +137,8 @@ class Scheduler:
         while (group := self._next()) is not None:
             for generation in group.generations:
                 generation.slot = self._free.pop()
-            group.reserved = _kv_tokens(group)
-            self._kv_reserved += group.reserved
+                self._at[generation.slot] = group, generation
+            self._kv_reserved += group.kv_tokens
             self._running[group.sequence.key] = group
             started.append(group)
         return started
@@ -139,90 +148,171 @@ class Scheduler:
         for group in self._running.values():
             yield from group.generations
 
+    def running_keys(self) -> tuple[Key, ...]:
+        """The requests that have slots."""
+        return tuple(self._running)
+
     def prompts(self) -> list[Prompt]:
         """The prompts that have a slot and aren't computed to their end, the first to come first."""
         return [
-            Prompt(key=key, tokens=len(group.sequence.prompt) - group.prefilled, batch=group.sequence.batch)
+            Prompt(key=key, tokens=self._left(group), batch=group.sequence.batch)
             for key, group in self._running.items()
-            if group.prefilled < len(group.sequence.prompt)
+            if group.waits_for_prompt
         ]
 
     def held_tokens(self) -> int:
-        """Tokens in the cache, of all that run."""
-        return sum(generation.computed for generation in self.running())
+        """Tokens in the slots, of all that run."""
+        return sum(generation.computed for _, generation in self._at.values())
 
     def waiting(self) -> Iterator[Key]:
         """The requests that have no slot."""
-        return (group.sequence.key for group in (*self._interactive, *self._batch))
+        return (group.sequence.key for group in self._waiting)
 
     def plan(self, step_tokens: int | None = None, turns: Iterable[Key] | None = None) -> list[Work]:
-        """What the next step computes: the next token of every choice, and the prompts' next pieces.
+        """What the next step computes: the next token of every choice that has all before it, whatever that costs;
+        and within the budget what restored choices have to make up for, and the prompts' next pieces.
 
         `step_tokens`: of prompts, instead of the limit; 0 = none. `turns`: the order of the prompts, instead of that in
         which they came. Neither changes a piece's borders.
         """
         self.admit()
         budget = _Budget(self.limits.step_tokens if step_tokens is None else step_tokens)
-        done = [group for group in self._running.values() if group.prefilled == len(group.sequence.prompt)]
-        work = [item for group in done for item in _continued(group, budget)]
-        if turns is None:
-            turns = [prompt.key for prompt in self.prompts()]
-        pieces = (_next_piece(self._running[key], self.limits.chunk_tokens) for key in turns)
-        return [*work, *filter(budget.covers, pieces)]
+        groups = list(self._running.values())
+        going = [each for group in groups if not group.waits_for_prompt for each in group.generations]
+        behind = [each for each in going if each.known - each.computed > 1]
+        work = [_steps(each, 1) for each in going if each.known - each.computed == 1]
+        work += _caught_up((each for each in behind if not each.sequence.batch), budget)
+        for group in groups if turns is None else (self._running[key] for key in turns):
+            work += self._pieces(group, budget)
+        work += _caught_up((each for each in behind if each.sequence.batch), budget)
+        return work
 
-    def ran(self, work: list[Work]) -> None:
+    def ran(self, work: Iterable[Work]) -> None:
         """The step is computed."""
-        by_slot = {generation.slot: generation for generation in self.running()}
+        self._cache.settle()
         for item in work:
             end = item.start + len(item.ids)
+            group, _ = self._at[item.slot]
             if not item.stepwise:
-                group = self._running[by_slot[item.slot].sequence.key]
                 group.prefilled = end
+                self._count(group, item)
             for slot in (item.slot, *item.copies):
-                by_slot[slot].computed = end
+                self._at[slot][1].computed = end
+
+    def fill(self, group: Group) -> None:
+        """Take a prompt for computed, for an engine that computes nothing; the prefix cache learns it all the same."""
+        while group.waits_for_prompt:
+            self.ran(list(self._pieces(group, _Budget(len(group.sequence.prompt)))))
+
+    def counted(self, emissions: list[Emission]) -> list[Emission]:
+        """The same; the first one of each request says how much of its prompt was found in the cache, if any was."""
+        if not self._untold:
+            return emissions
+        return [
+            msgspec.structs.replace(emission, cached_tokens=cached)
+            if (cached := self._untold.pop(emission.key, 0))
+            else emission
+            for emission in emissions
+        ]
+
+    def prefixes(self) -> Prefixes | None:
+        """What of prefix chains came into the cache and left it since the last call; None without a cache."""
+        if not self.limits.prefix_blocks:
+            return None
+        added, evicted = self._cache.changes()
+        return Prefixes(tuple(added), tuple(evicted))
 
     def load(self) -> Load:
-        waiting = [*self._interactive, *self._batch]
+        waiting = list(self._waiting)
         return Load(
             running=self.limits.slots - len(self._free),
             waiting=len(waiting),
-            waiting_tokens=sum(len(group.sequence.prompt) for group in waiting)
-            + sum(prompt.tokens for prompt in self.prompts()),
+            waiting_tokens=sum(map(self._left, waiting)) + sum(prompt.tokens for prompt in self.prompts()),
             slots=self.limits.slots,
             kv_used_tokens=self._kv_reserved,
             kv_total_tokens=self.limits.kv_tokens,
         )
 
     def _next(self) -> Group | None:
-        queue = self._interactive or self._batch
-        if not queue or not self._fits(queue[0]):
+        head = self._waiting.first()
+        if head is None:
             return None
-        return queue.popleft()
+        if not self._fits(head):
+            yielding = makes_room(head, self._running.values(), lambda gone: self._fits(head, gone))
+            if not yielding:
+                return None
+            self._yield(yielding)
+        self._waiting.take(head)
+        return head
 
-    def _fits(self, group: Group) -> bool:
-        if self._running and (group.sequence.alone or self._suspect_runs()):
+    def _fits(self, group: Group, gone: Iterable[Group] = ()) -> bool:
+        """Whether there is room, once others are gone."""
+        left, slots, kv_tokens = len(self._running), len(self._free), self.limits.kv_tokens - self._kv_reserved
+        suspect = self._suspect()
+        for other in gone:
+            left, slots, kv_tokens = left - 1, slots + len(other.generations), kv_tokens + other.kv_tokens
+            suspect = None if other is suspect else suspect
+        if left and (group.sequence.alone or suspect is not None):
             return False
-        return (
-            len(group.generations) <= len(self._free) and self._kv_reserved + _kv_tokens(group) <= self.limits.kv_tokens
-        )
+        return len(group.generations) <= slots and group.kv_tokens <= kv_tokens
 
-    def _suspect_runs(self) -> bool:
-        return any(group.sequence.alone for group in self._running.values())
+    def _suspect(self) -> Group | None:
+        """Which runs with nothing beside it."""
+        return next((group for group in self._running.values() if group.sequence.alone), None)
+
+    def _yield(self, groups: list[Group]) -> None:
+        for group in groups:
+            group.yields += 1
+            del self._running[group.sequence.key]
+            self._vacate(group, group.leave())
+        self._waiting.put_back(groups)
+
+    def _vacate(self, group: Group, slots: list[int]) -> None:
+        for slot in slots:
+            del self._at[slot]
+        self._free += slots
+        self._kv_reserved -= len(slots) * group.kv_of_choice
 
     def _forget(self, gone: Callable[[Key], bool]) -> None:
         self._settled = [emission for emission in self._settled if not gone(emission.key)]
-        for queue in (self._interactive, self._batch):
-            kept = [group for group in queue if not gone(group.sequence.key)]
-            queue.clear()
-            queue.extend(kept)
+        self._waiting.forget(gone)
+        for key in [key for key in self._untold if gone(key)]:
+            del self._untold[key]
         for key in [key for key in self._running if gone(key)]:
             for generation in list(self._running[key].generations):
                 self.end(generation)
 
+    # ------------------------------------------------------------ prompts
 
-def _kv_tokens(group: Group) -> int:
-    """What a request may need in all."""
-    return len(group.generations) * (len(group.sequence.prompt) + group.sequence.max_tokens)
+    def _pieces(self, group: Group, budget: _Budget) -> Iterator[Work]:
+        """The next pieces of a prompt that the budget covers, after what the cache has of it."""
+        size, prompt, at = self.limits.chunk_tokens, group.sequence.prompt, group.prefilled
+        while at < len(prompt) and budget.open:
+            index = at // size
+            found = self._cache.find(group.chain, index, group.most_found(size))
+            start = at + len(found.storages) * size
+            end = min(len(prompt), start + size)
+            if found.coming or not budget.covers(end - start):
+                return
+            budget.take(len(found.storages))  # copying a block takes about as long as computing a token
+            self._cache.hold(group.chain, index, start // size)
+            yield _piece(group, start, end, found.storages, self._cache.put(group.chain, start // size))
+            at = end
+
+    def _left(self, group: Group) -> int:
+        """Prompt tokens that must still be computed, as far as can be told."""
+        size = self.limits.chunk_tokens
+        found = min(self._cache.likely(group.chain), group.most_found(size)) * size
+        return len(group.sequence.prompt) - max(group.prefilled, found)
+
+    def _count(self, group: Group, piece: Work) -> None:
+        """Cached tokens are counted once: until the prompt is computed to its end for the first time (R2)."""
+        if group.counted:
+            return
+        group.cached += len(piece.loads) * self.limits.chunk_tokens
+        group.counted = not group.waits_for_prompt
+        if group.counted and group.cached:
+            self._untold[group.sequence.key] = group.cached
 
 
 def check(sequence: Sequence, limits: Limits, vocab_size: int) -> None:
@@ -263,11 +353,16 @@ class _Budget:
         self.left = self._given = tokens
         self._untouched = True
 
-    def covers(self, piece: Work) -> bool:
+    @property
+    def open(self) -> bool:
+        """Whether it may cover anything more."""
+        return self.left > 0
+
+    def covers(self, tokens: int) -> bool:
         """Whether there is room for a whole piece of a prompt; if for any at all, then for the first one."""
-        if not self._given or (len(piece.ids) > self.left and not self._untouched):
+        if not self._given or (tokens > self.left and not self._untouched):
             return False
-        self.take(len(piece.ids))
+        self.take(tokens)
         return True
 
     def take(self, tokens: int) -> None:
@@ -275,10 +370,9 @@ class _Budget:
         self._untouched = False
 
 
-def _next_piece(group: Group, chunk_tokens: int) -> Work:
-    """The next piece of a prompt. The last one serves every choice."""
-    prompt, start = group.sequence.prompt, group.prefilled
-    end = min(len(prompt), (start // chunk_tokens + 1) * chunk_tokens)
+def _piece(group: Group, start: int, end: int, loads: tuple[int, ...], save: int | None) -> Work:
+    """A piece of a prompt. The last one serves every choice."""
+    prompt = group.sequence.prompt
     first, *others = group.generations
     last = end == len(prompt)
     return Work(
@@ -288,18 +382,17 @@ def _next_piece(group: Group, chunk_tokens: int) -> Work:
         stepwise=False,
         copies=tuple(other.slot for other in others) if last else (),
         draws=tuple(g for g in group.generations if not g.ids) if last else (),
+        loads=loads,
+        save=save,
     )
 
 
-def _continued(group: Group, budget: _Budget) -> Iterator[Work]:
-    """The next token of each choice; of a restored one, as many of its tokens as the budget has left."""
-    for generation in group.generations:
-        pending = generation.known - generation.computed
-        if pending > 1:
-            pending = min(pending, budget.left)
-            budget.take(pending)
-        if pending:
-            yield _steps(generation, pending)
+def _caught_up(generations: Iterable[Generation], budget: _Budget) -> Iterator[Work]:
+    """As many as the budget has left of the tokens that choices have, and their KV has not."""
+    for generation in generations:
+        if count := min(generation.known - generation.computed, budget.left):
+            budget.take(count)
+            yield _steps(generation, count)
 
 
 def _steps(generation: Generation, count: int) -> Work:

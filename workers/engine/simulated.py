@@ -16,7 +16,8 @@ import msgspec
 
 from wire.messages import Logprob, StepCost
 from workers.engine.generation import Generation
-from workers.engine.protocol import Emission, Key, Load, Sequence
+from workers.engine.lanes import Group
+from workers.engine.protocol import Emission, Key, Load, Prefixes, Sequence
 from workers.engine.scheduler import Limits, Scheduler
 from workers.engine.simulated_vocabulary import END, FIRST_WORD, HALVES, WORDS, SimulatedVocabulary
 
@@ -69,6 +70,9 @@ class SimulatedEngine:
         self._scheduler.drop(shard, epoch)
         self._forget()
 
+    def admit(self) -> Seq[Key]:
+        return self._scheduler.running_keys() if self._start() else ()
+
     def step(self) -> Seq[Emission]:
         """Wait for what is due next, and emit it. Empty when `sleep` returned early."""
         self._start()
@@ -79,7 +83,8 @@ class SimulatedEngine:
         if wait_s > 0:
             self._sleep(wait_s)
         now_s = self._now_s()
-        return [self._advance(generation) for generation, due_s in list(self._due_s.items()) if due_s <= now_s]
+        due = [generation for generation, due_s in self._due_s.items() if due_s <= now_s]
+        return self._scheduler.counted([self._advance(generation) for generation in due])
 
     def busy(self) -> bool:
         return self._scheduler.busy()
@@ -90,11 +95,18 @@ class SimulatedEngine:
         step = StepCost(prefill_fixed_ms=self._pace.ttft_ms, prefill_token_ms=0.0, decode_ms=tbt_ms)
         return msgspec.structs.replace(self._scheduler.load(), decode_tokens_per_s=rate, step=step)
 
-    def _start(self) -> None:
-        for group in self._scheduler.admit():
-            group.prefilled = len(group.sequence.prompt)
+    def prefixes(self) -> Prefixes | None:
+        return self._scheduler.prefixes()
+
+    def _start(self) -> list[Group]:
+        started = self._scheduler.admit()
+        if started:
+            self._forget()  # those that made room
+        for group in started:
+            self._scheduler.fill(group)
             for generation in group.generations:
                 self._due_s[generation] = self._now_s() + self._pace.ttft_ms / 1000
+        return started
 
     def _advance(self, generation: Generation) -> Emission:
         token, logprob = draw(generation)

@@ -12,7 +12,7 @@ import msgspec
 from workers.engine.errors import ModelUnusable, SamplingFailed
 from workers.engine.generation import Generation
 from workers.engine.pace import Pace
-from workers.engine.protocol import Emission, Key, Load, Sequence
+from workers.engine.protocol import Emission, Key, Load, Prefixes, Sequence
 from workers.engine.rates import Rate
 from workers.engine.runner import Logits, Runner, load_runner
 from workers.engine.sampler import draw
@@ -32,6 +32,8 @@ class TorchEngine:
         now_s: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._runner = runner
+        if limits.prefix_blocks:
+            runner.keep_blocks(limits.prefix_blocks, limits.chunk_tokens)
         self._vocabulary = vocabulary
         self._scheduler = Scheduler(limits, vocabulary)
         self._prefill, self._decode = Rate(), Rate()
@@ -40,7 +42,9 @@ class TorchEngine:
 
     @property
     def fingerprint(self) -> str:
-        return self._runner.fingerprint
+        return (
+            f"{self._runner.fingerprint}-{self._scheduler.limits.chunk_tokens}"  # a piece's bits may follow its length
+        )
 
     def add(self, sequence: Sequence) -> None:
         self._pace.came(sequence.key, self._now_s() * 1_000)
@@ -52,6 +56,9 @@ class TorchEngine:
     def drop(self, shard: int, epoch: int) -> None:
         self._scheduler.drop(shard, epoch)
 
+    def admit(self) -> Seq[Key]:
+        return self._scheduler.running_keys() if self._scheduler.admit() else ()
+
     def step(self) -> Seq[Emission]:
         emissions = self._scheduler.settled()
         self._scheduler.admit()
@@ -62,7 +69,7 @@ class TorchEngine:
             self._scheduler.ran(work)
             emissions += self._sample(work, logits)
             self._measure(work, held_tokens, self._now_s() - began_s)
-        return emissions
+        return self._scheduler.counted(emissions)
 
     def busy(self) -> bool:
         return self._scheduler.busy()
@@ -74,6 +81,9 @@ class TorchEngine:
             decode_tokens_per_s=self._decode.per_s,
             step=self._pace.times.cost(self._scheduler.held_tokens(), self._scheduler.limits.step_tokens),
         )
+
+    def prefixes(self) -> Prefixes | None:
+        return self._scheduler.prefixes()
 
     def _sample(self, work: Seq[Work], logits: Logits) -> list[Emission]:
         drawing = [item for item in work if item.draws]
