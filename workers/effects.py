@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from wire.fleet import Fleet
 from wire.journal import Attempt
 from wire.messages import Entry, Frames, Journal, Lane, Ref, ReplyTo, Usage
+from workers.engine.protocol import Grammar
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +49,7 @@ class Prepared:
     prompt: tuple[int, ...]
     max_tokens: int
     cached_tokens: int = 0
+    grammar: Grammar | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from wire.messages import Refusal, Request
+from wire.calls import may_call
+from wire.messages import Body, Refusal, Request
 from workers.effects import Prepared
-from workers.engine.errors import TemplateRefused
+from workers.engine.errors import GrammarRefused, TemplateRefused, Uncompilable
+from workers.engine.protocol import Grammar
+from workers.engine.shape import shape_of
 from workers.engine.vocabulary import Vocabulary, names_token
 
 INLINE_CHARACTERS = 4_000
@@ -19,6 +22,12 @@ def prompt_characters(request: Request) -> int:
     if isinstance(body.prompt, tuple):
         return 0
     return _characters(body.prompt) + _characters(body.messages) + _characters(body.tools)
+
+
+def is_quick(request: Request) -> bool:
+    """Whether `prepare` takes too little time to leave the event loop for it."""
+    body = request.body
+    return prompt_characters(request) <= INLINE_CHARACTERS and not body.response_format and not may_call(body)
 
 
 def _characters(value: Any) -> int:
@@ -61,8 +70,35 @@ def prepare(request: Request, vocabulary: Vocabulary, context_tokens: int, slots
             f"'logit_bias' names a token {unknown[0][:20]!r}; ids are from 0 to {vocabulary.vocab_size - 1}.",
             "logit_bias",
         )
+    try:
+        grammar = _grammar(request.body, vocabulary)
+    except GrammarRefused as exc:
+        return _invalid(f"The schema '{exc.param}' can't be used: {exc}.", exc.param)
     wanted = request.body.max_tokens
-    return Prepared(prompt=prompt, max_tokens=room if wanted is None else min(wanted, room))
+    return Prepared(prompt=prompt, max_tokens=room if wanted is None else min(wanted, room), grammar=grammar)
+
+
+def _grammar(body: Body, vocabulary: Vocabulary) -> Grammar | None:
+    """What binds the answer; compiled here, so that one that can't be is known before the request is taken on."""
+    shape = shape_of(body)
+    if shape is None:
+        return None
+    grammar, schemas = shape
+    try:
+        vocabulary.grammars.compile(grammar.text)
+    except Uncompilable as exc:
+        raise _culprit(schemas, vocabulary, exc) from exc
+    return grammar
+
+
+def _culprit(schemas: dict[str, str], vocabulary: Vocabulary, whole: Uncompilable) -> GrammarRefused:
+    """The schema that is to blame, or the first if only all of them together are too much."""
+    for param, schema in schemas.items():
+        try:
+            vocabulary.grammars.check_schema(schema)
+        except Uncompilable as exc:
+            return GrammarRefused(str(exc), param)
+    return GrammarRefused(str(whole), next(iter(schemas)))
 
 
 def _tokens(request: Request, vocabulary: Vocabulary) -> tuple[int, ...]:
@@ -71,7 +107,7 @@ def _tokens(request: Request, vocabulary: Vocabulary) -> tuple[int, ...]:
         return body.prompt
     if isinstance(body.prompt, str):
         return vocabulary.encode_text(body.prompt)
-    return vocabulary.encode_chat(body.messages, body.tools)
+    return vocabulary.encode_chat(body.messages, body.tools if may_call(body) else ())
 
 
 def _invalid(message: str, param: str) -> Refusal:

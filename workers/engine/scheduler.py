@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from wire.messages import Sampling
-from workers.engine.errors import SequenceRefused
+from workers.engine.errors import SequenceRefused, Uncompilable
 from workers.engine.generation import Generation, open_generations
 from workers.engine.pace import Prompt
 from workers.engine.protocol import Emission, Key, Load, Sequence
@@ -80,11 +80,12 @@ class Scheduler:
         """Queue a request. One that can never run, and choices that were complete already, only have an ending."""
         try:
             check(sequence, self.limits, self._vocabulary.vocab_size)
-        except SequenceRefused as exc:
+            generations = open_generations(sequence, self._vocabulary)
+        except (SequenceRefused, Uncompilable) as exc:
             self._settled.append(Emission(sequence.key, 0, 0, (), "", error=str(exc)))
             return
         group = Group(sequence, [])
-        for generation in open_generations(sequence, self._vocabulary):
+        for generation in generations:
             if (ending := generation.complete()) is not None:
                 self._settled.append(ending)
             else:
