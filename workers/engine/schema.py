@@ -61,7 +61,7 @@ def _closed(schema: Any) -> Any:
 
 def _lists_all(node: Mapping[str, Any]) -> bool:
     listed, required = node.get("properties"), node.get("required", [])
-    if not isinstance(listed, dict) or not listed or any(name in node for name in (*_OPEN, *_IN_PLACE)):
+    if not isinstance(listed, dict) or any(name in node for name in (*_OPEN, *_IN_PLACE)):
         return False
     return isinstance(required, list) and all(name in listed for name in required)
 

@@ -78,7 +78,7 @@ def _tools(body: Body) -> list[tuple[str, str, str]]:
     found = []
     for index, tool in enumerate(body.tools):
         function, param = tool["function"], f"tools[{index}].function.parameters"
-        schema = _mapping(function.get("parameters") or _NOTHING, param)
+        schema = {"type": "object", **_mapping(function.get("parameters") or _NOTHING, param)}
         if wanted in (None, function["name"]):
             strict = bool(function.get("strict"))
             found.append((function["name"], param, compilable(schema, param, strict=strict, layout=CALL_LAYOUT)))

@@ -46,7 +46,7 @@ class ToolPrompt:
     def adapted(self, messages: Messages, tools: Messages) -> tuple[list[Mapping[str, Any]], Messages]:
         """What to render instead: messages and tools as the template understands them."""
         if self.native:
-            return [_with_arguments(message) for message in messages], tools
+            return [_with_arguments(message) for message in messages], [_shown(tool) for tool in tools]
         turns = [self._plain(message) for message in messages]
         if tools:
             self._tell(turns, _TOLD % "\n".join(json.dumps(_bare(tool), ensure_ascii=False) for tool in tools))
@@ -95,9 +95,13 @@ def _taken_apart(function: Mapping[str, Any]) -> Mapping[str, Any]:
     return {**function, "arguments": arguments} if isinstance(arguments, dict) else function
 
 
-def _bare(tool: Mapping[str, Any]) -> Any:
-    """What of a tool concerns the model."""
-    return {name: value for name, value in tool["function"].items() if name != "strict" and value not in (None, "")}
+def _shown(tool: Mapping[str, Any]) -> dict[str, Any]:
+    return {**tool, "function": _bare(tool)}
+
+
+def _bare(tool: Mapping[str, Any]) -> dict[str, Any]:
+    """What of a tool's function concerns the model."""
+    return {name: value for name, value in tool["function"].items() if name != "strict"}
 
 
 def _tried(render: Render, messages: Messages, tools: Messages) -> str:
