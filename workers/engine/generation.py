@@ -27,8 +27,9 @@ class Generation:
         grammar = sequence.grammar
         self.matcher = None if grammar is None else vocabulary.grammars.start(grammar)
         """what its next token is bound by"""
-        for token in self.ids if self.matcher is not None else ():
-            self.matcher.take(token)
+        if self.matcher is not None:
+            for token in self.ids:
+                self.matcher.take(token)
         self._text = TextStream(vocabulary.token_bytes, sequence.stop, calls=grammar is not None and grammar.calls)
         self._text.push(self.ids)
 

@@ -6,6 +6,7 @@ that the text is made of: read from tokenizer.json by itself it misunderstands d
 
 from __future__ import annotations
 
+import re
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
@@ -21,6 +22,7 @@ KEPT = 32
 _MARKER = OPENING.encode()
 _SILENT = 0
 _WHY_CHARACTERS = 200
+_PLACE = re.compile(r"^at \d+\(\d+\): (failed to compile JSON schema: )?")
 
 
 class Vocab:
@@ -57,7 +59,7 @@ class Grammars:
             if text in self._compiled:
                 self._compiled.move_to_end(text)
                 return self._compiled[text]
-        compiled = self._compile(text)
+        compiled = self._compiled_from(LLMatcher.grammar_from_lark(text))
         with self._lock:
             self._compiled[text] = compiled
             while len(self._compiled) > KEPT:
@@ -66,7 +68,7 @@ class Grammars:
 
     def check_schema(self, schema: str) -> None:
         """Uncompilable if the schema is."""
-        self._compile(f"start: %json {schema}")
+        self._compiled_from(LLMatcher.grammar_from_json_schema(schema))
 
     def start(self, grammar: Grammar) -> Matcher:
         """A choice's state at its beginning. Uncompilable."""
@@ -93,8 +95,8 @@ class Grammars:
         text = _MARKER[:written] + (self._spelled[token] if 0 <= token < len(self._spelled) else b"")
         return next((size for size in range(len(_MARKER), 0, -1) if text.endswith(_MARKER[:size])), 0)
 
-    def _compile(self, text: str) -> LLMatcher:
-        matcher = LLMatcher(self._tokenizer, LLMatcher.grammar_from_lark(text), log_level=_SILENT, limits=_LIMITS)
+    def _compiled_from(self, source: str) -> LLMatcher:
+        matcher = LLMatcher(self._tokenizer, source, log_level=_SILENT, limits=_LIMITS)
         _check(matcher)
         # The first mask builds most of the lexer: what is too complex for that shows here, and is paid for once.
         first = matcher.deep_copy()
@@ -176,5 +178,12 @@ def _all_but(tokens: Iterable[int], count: int) -> bytes:
 
 def _check(matcher: LLMatcher) -> None:
     if matcher.is_error():
-        why = matcher.get_error().replace("<non-verbose/>", "").strip() or "it allows no text at all"
-        raise Uncompilable(" ".join(why.split())[:_WHY_CHARACTERS])
+        raise Uncompilable(_why(matcher.get_error()))
+
+
+def _why(error: str) -> str:
+    """The compiler's reason on one line, without the source that it repeats."""
+    lines = [line.strip() for line in error.splitlines()]
+    reason = _PLACE.sub("", lines[0]) if lines else ""
+    causes = [line for line in lines[1:] if line.startswith("error: ")]
+    return " ".join((reason, *causes))[:_WHY_CHARACTERS] or "it allows no text at all"

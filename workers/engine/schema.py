@@ -14,10 +14,8 @@ from workers.engine.errors import GrammarRefused
 
 MAX_BYTES = 64 * 1024
 """of a schema as JSON: compiling larger ones would hold up an engine for too long"""
-ANSWER_LAYOUT: Mapping[str, Any] = {"whitespace_pattern": r" |\n {0,16}"}
-"""compact, on one line or indented; bounded, for small models that write blanks for ever"""
-CALL_LAYOUT: Mapping[str, Any] = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
-"""one line, the one form that models learn calls in"""
+LAYOUT: Mapping[str, Any] = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+"""on one line, as models learn calls and Python writes JSON; where blanks are free, small models write them for ever"""
 _OPTIONS = "x-guidance"
 _MAPS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 _LISTS = ("allOf", "anyOf", "oneOf", "prefixItems", "items")
@@ -28,7 +26,7 @@ _OPEN = ("additionalProperties", "unevaluatedProperties", "patternProperties", "
 _BESIDE_REF = ("title", "description", "default", "examples", "$comment", "$defs", "definitions", "$schema", "$id")
 
 
-def compilable(schema: Mapping[str, Any], param: str, *, strict: bool, layout: Mapping[str, Any]) -> str:
+def compilable(schema: Mapping[str, Any], param: str, *, strict: bool) -> str:
     """The schema as JSON, with the compiler's options; GrammarRefused (`param`) for one too large or not strict enough.
 
     Objects that list their properties and say nothing of others have no others: OpenAI's strict schemas must say so,
@@ -39,7 +37,7 @@ def compilable(schema: Mapping[str, Any], param: str, *, strict: bool, layout: M
     plain = {name: value for name, value in schema.items() if name != _OPTIONS}
     if not any(map(_adds_up, _nodes(plain))):
         plain = _closed(plain)
-    text = json.dumps({**plain, _OPTIONS: {**layout, "lenient": not strict}}, ensure_ascii=False)
+    text = json.dumps({**plain, _OPTIONS: {**LAYOUT, "lenient": not strict}}, ensure_ascii=False)
     if len(text) > MAX_BYTES:
         raise GrammarRefused(f"it is longer than {MAX_BYTES} characters", param)
     return text

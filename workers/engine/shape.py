@@ -20,7 +20,7 @@ from wire.calls import BETWEEN, OPENING, TAIL, head_of, may_call, must_call
 from wire.messages import Body
 from workers.engine.errors import GrammarRefused
 from workers.engine.protocol import Grammar
-from workers.engine.schema import ANSWER_LAYOUT, CALL_LAYOUT, compilable
+from workers.engine.schema import compilable
 
 MOST_CALLS = 32
 _ANYTHING: Mapping[str, Any] = {"type": "object"}
@@ -63,13 +63,13 @@ def _with_calls(
 def _answer(form: Mapping[str, Any]) -> tuple[str, str] | None:
     """(parameter, schema) of a JSON answer."""
     if form.get("type") == "json_object":
-        return "response_format", compilable(_ANYTHING, "response_format", strict=True, layout=ANSWER_LAYOUT)
+        return "response_format", compilable(_ANYTHING, "response_format", strict=True)
     if form.get("type") != "json_schema":
         return None
     param = "response_format.json_schema.schema"
     described = _mapping(form.get("json_schema"), "response_format.json_schema")
     schema = _mapping(described.get("schema"), param)
-    return param, compilable(schema, param, strict=bool(described.get("strict")), layout=ANSWER_LAYOUT)
+    return param, compilable(schema, param, strict=bool(described.get("strict")))
 
 
 def _tools(body: Body) -> list[tuple[str, str, str]]:
@@ -81,7 +81,7 @@ def _tools(body: Body) -> list[tuple[str, str, str]]:
         schema = {"type": "object", **_mapping(function.get("parameters") or _NOTHING, param)}
         if wanted in (None, function["name"]):
             strict = bool(function.get("strict"))
-            found.append((function["name"], param, compilable(schema, param, strict=strict, layout=CALL_LAYOUT)))
+            found.append((function["name"], param, compilable(schema, param, strict=strict)))
     return found
 
 

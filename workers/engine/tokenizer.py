@@ -52,7 +52,7 @@ class Tokenizer(Vocabulary):
         self._pieces = pieces
         self._control = control
         self._silent_ids = frozenset(token for name, token in control.items() if name not in shown)
-        self._shown = {name: control[name] for name in shown}
+        self._written = {name: control[name] for name in shown}
         self._opening = tuple(opening)
         self._eos_ids = eos_ids
         self._template = template
@@ -108,7 +108,7 @@ class Tokenizer(Vocabulary):
         return tuple(self._encoded(text, self._cut, self._control, mark))
 
     def encode_written(self, text: str) -> list[int]:
-        return self._encoded(text, self._cut_shown, self._shown) if self._shown else self.encode_plain(text)
+        return self._encoded(text, self._cut_written, self._written) if self._written else self.encode_plain(text)
 
     def encode_text(self, text: str) -> tuple[int, ...]:
         return (*self._opening, *self.encode_plain(text))
@@ -132,8 +132,8 @@ class Tokenizer(Vocabulary):
         return _at_any(self._control)
 
     @cached_property
-    def _cut_shown(self) -> re.Pattern[str]:
-        return _at_any(self._shown)
+    def _cut_written(self) -> re.Pattern[str]:
+        return _at_any(self._written)
 
     def _broken(self, value: Any, mark: str) -> Any:
         """`value` with a mark in every control token that its strings spell out."""
