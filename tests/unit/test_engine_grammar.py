@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-from pathlib import Path
 from typing import Any
 
 import jsonschema
@@ -29,6 +28,12 @@ ADDRESS = {
     "required": ["street", "zip"],
     "additionalProperties": False,
 }
+LEAF = {
+    "type": "object",
+    "properties": {"next": {"anyOf": [{"type": "null"}, {"$ref": "#/$defs/leaf"}]}},
+    "required": ["next"],
+    "additionalProperties": False,
+}
 SCHEMAS: list[dict[str, Any]] = [
     ADDRESS,
     {"type": "array", "items": ADDRESS, "minItems": 1, "maxItems": 2},
@@ -36,8 +41,7 @@ SCHEMAS: list[dict[str, Any]] = [
     {"type": "integer", "minimum": -5, "maximum": 99},
     {"type": "object", "properties": {"when": {"type": "string", "format": "date"}, "n": {"type": ["integer", "null"]}},
      "required": ["when", "n"], "additionalProperties": False},
-    {"$defs": {"leaf": {"type": "object", "properties": {"next": {"anyOf": [{"type": "null"}, {"$ref": "#/$defs/leaf"}]}},
-                        "required": ["next"], "additionalProperties": False}}, "$ref": "#/$defs/leaf"},
+    {"$defs": {"leaf": LEAF}, "$ref": "#/$defs/leaf"},
     {"anyOf": [{"type": "boolean"}, {"const": "안녕 🌾"}]},
 ]  # fmt: skip
 

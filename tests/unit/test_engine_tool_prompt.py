@@ -21,7 +21,8 @@ HERMES = (
 )
 LLAMA = (
     "{% if tools %}{{ tools | tojson }}{% endif %}{% for m in messages %}[{{ m.role }}]{{ m.content }}"
-    '{% for c in m.tool_calls or [] %}{"name": "{{ c.function.name }}", "parameters": …}{% endfor %}{{ "\n" }}{% endfor %}'
+    '{% for c in m.tool_calls or [] %}{"name": "{{ c.function.name }}", "parameters": …}{% endfor %}'
+    "{{ '\n' }}{% endfor %}"
 )
 STERN = (
     "{% for m in messages %}{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}"
