@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from wire.calls import may_call
-from wire.messages import Body, Refusal, Request
+from wire.messages import Refusal, Request
 from workers.effects import Prepared
 from workers.engine.errors import GrammarRefused, TemplateRefused, Uncompilable
 from workers.engine.protocol import Grammar
@@ -52,7 +52,10 @@ def prepare(request: Request, vocabulary: Vocabulary, context_tokens: int, slots
     if at_least >= context_tokens:
         return _too_long(f"more than {at_least}", context_tokens, param)
     try:
+        shape = shape_of(request.body)
         prompt = _tokens(request, vocabulary)
+    except GrammarRefused as exc:
+        return _unusable(exc)
     except TemplateRefused as exc:
         return _invalid(f"The model's chat template refuses these messages: {exc}", "messages")
     if not prompt:
@@ -71,19 +74,15 @@ def prepare(request: Request, vocabulary: Vocabulary, context_tokens: int, slots
             "logit_bias",
         )
     try:
-        grammar = _grammar(request.body, vocabulary)
+        grammar = None if shape is None else _checked(*shape, vocabulary)
     except GrammarRefused as exc:
-        return _invalid(f"The schema '{exc.param}' can't be used: {exc}.", exc.param)
+        return _unusable(exc)
     wanted = request.body.max_tokens
     return Prepared(prompt=prompt, max_tokens=room if wanted is None else min(wanted, room), grammar=grammar)
 
 
-def _grammar(body: Body, vocabulary: Vocabulary) -> Grammar | None:
+def _checked(grammar: Grammar, schemas: dict[str, str], vocabulary: Vocabulary) -> Grammar:
     """What binds the answer; compiled here, so that one that can't be is known before the request is taken on."""
-    shape = shape_of(body)
-    if shape is None:
-        return None
-    grammar, schemas = shape
     try:
         vocabulary.grammars.compile(grammar.text)
     except Uncompilable as exc:
@@ -108,6 +107,10 @@ def _tokens(request: Request, vocabulary: Vocabulary) -> tuple[int, ...]:
     if isinstance(body.prompt, str):
         return vocabulary.encode_text(body.prompt)
     return vocabulary.encode_chat(body.messages, body.tools if may_call(body) else ())
+
+
+def _unusable(error: GrammarRefused) -> Refusal:
+    return _invalid(f"The schema '{error.param}' can't be used: {error}.", error.param)
 
 
 def _invalid(message: str, param: str) -> Refusal:

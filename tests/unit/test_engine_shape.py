@@ -157,6 +157,8 @@ def test_objects_that_list_their_properties_are_closed_only_where_nothing_else_d
         ({"response_format": form(None)}, "schema", "JSON object"),
         ({"response_format": {"type": "json_schema"}}, "response_format.json_schema", "JSON object"),
         ({"tools": (tool("f", [1]),)}, "tools[0].function.parameters", "JSON object"),
+        ({"tools": ({"type": "function"},)}, "tools[0].function", "JSON object"),
+        ({"tools": TOOLS, "tool_choice": {"type": "function"}}, "tool_choice", "JSON object"),
         (
             {"tools": (tool("a"), tool("b", {**CITY, "additionalProperties": {}}, strict=True))},
             "tools[1].function.parameters",
@@ -185,6 +187,8 @@ def test_what_needs_no_compiler_to_be_refused_names_its_parameter(
         ({"type": "string", "minLength": 3, "maxLength": 1}, "[Uu]nsatisfiable"),
         ({"enum": [f"value {index}" for index in range(3_500)]}, None),
         ({"not": {}}, "not"),
+        ({"const": 10**400}, "number|range"),
+        ({"const": "\ud800"}, "surrogate|encode"),
         ({"type": "array", "uniqueItems": True}, "uniqueItems"),
     ],
 )

@@ -59,7 +59,7 @@ class Grammars:
             if text in self._compiled:
                 self._compiled.move_to_end(text)
                 return self._compiled[text]
-        compiled = self._compiled_from(LLMatcher.grammar_from_lark(text))
+        compiled = self._matcher(LLMatcher.grammar_from_lark, text)
         with self._lock:
             self._compiled[text] = compiled
             while len(self._compiled) > KEPT:
@@ -68,7 +68,7 @@ class Grammars:
 
     def check_schema(self, schema: str) -> None:
         """Uncompilable if the schema is."""
-        self._compiled_from(LLMatcher.grammar_from_json_schema(schema))
+        self._matcher(LLMatcher.grammar_from_json_schema, schema)
 
     def start(self, grammar: Grammar) -> Matcher:
         """A choice's state at its beginning. Uncompilable."""
@@ -95,8 +95,11 @@ class Grammars:
         text = _MARKER[:written] + (self._spelled[token] if 0 <= token < len(self._spelled) else b"")
         return next((size for size in range(len(_MARKER), 0, -1) if text.endswith(_MARKER[:size])), 0)
 
-    def _compiled_from(self, source: str) -> LLMatcher:
-        matcher = LLMatcher(self._tokenizer, source, log_level=_SILENT, limits=_LIMITS)
+    def _matcher(self, read: Callable[[str], str], text: str) -> LLMatcher:
+        try:
+            matcher = LLMatcher(self._tokenizer, read(text), log_level=_SILENT, limits=_LIMITS)
+        except ValueError as exc:  # a number or a character that the compiler doesn't know
+            raise Uncompilable(str(exc)[:_WHY_CHARACTERS]) from exc
         _check(matcher)
         # The first mask builds most of the lexer: what is too complex for that shows here, and is paid for once.
         first = matcher.deep_copy()

@@ -74,14 +74,16 @@ def _answer(form: Mapping[str, Any]) -> tuple[str, str] | None:
 
 def _tools(body: Body) -> list[tuple[str, str, str]]:
     """(name, parameter, schema) of the tools that may be called."""
-    wanted = body.tool_choice["function"]["name"] if isinstance(body.tool_choice, dict) else None
+    wanted = None
+    if isinstance(body.tool_choice, dict):
+        wanted = _mapping(body.tool_choice.get("function"), "tool_choice").get("name")
     found = []
     for index, tool in enumerate(body.tools):
-        function, param = tool["function"], f"tools[{index}].function.parameters"
+        function = _mapping(tool.get("function"), f"tools[{index}].function")
+        name, param = str(function.get("name")), f"tools[{index}].function.parameters"
         schema = {"type": "object", **_mapping(function.get("parameters") or _NOTHING, param)}
-        if wanted in (None, function["name"]):
-            strict = bool(function.get("strict"))
-            found.append((function["name"], param, compilable(schema, param, strict=strict)))
+        if wanted in (None, name):
+            found.append((name, param, compilable(schema, param, strict=bool(function.get("strict")))))
     return found
 
 
