@@ -6,11 +6,13 @@ import asyncio
 from typing import Any, Protocol
 
 from ingress.call import Call
+from ingress.call_chunks import CallChunks
 from ingress.chunks import DONE, ChatChunks, Chunks, TextChunks, error_event
 from ingress.errors import ApiError
 from ingress.outlet import Outlet
 from ingress.usage import usage_of
 from ingress.whole import Whole
+from wire.calls import may_call
 from wire.messages import Accepted, Delta, End
 
 
@@ -110,6 +112,9 @@ class WholeAnswer:
 
 
 def _chunks(call: Call, fields: dict[str, Any]) -> Chunks:
+    body = call.bodies[0]
+    if may_call(body):
+        return CallChunks(fields, call.choices, call.include_usage, body)
     if call.endpoint == "chat":
         return ChatChunks(fields, call.choices, call.include_usage)
     echo = [text for text in call.echo for _ in range(call.n)]

@@ -11,7 +11,8 @@ from ingress.conversation import InMessage, normalised
 from ingress.errors import invalid, missing, unsupported
 from ingress.params import DrawSeed, Params, Tokens
 from ingress.parse import convert, json_object
-from ingress.tools import Tool, Tools, tool_choice
+from ingress.response_format import response_format
+from ingress.tools import Tool, Tools, check_tools, tool_choice
 from wire.messages import Body
 
 
@@ -26,7 +27,9 @@ class ChatBody(Params, frozen=True, kw_only=True):
     tool_choice: Any = None
     response_format: dict[str, Any] | None = None
     modalities: list[str] | None = None
+    parallel_tool_calls: bool | None = None
     functions: list[Any] | None = None
+    function_call: Any = None
     web_search_options: dict[str, Any] | None = None
 
 
@@ -40,6 +43,7 @@ def parse_chat(raw: bytes, draw_seed: DrawSeed) -> Call:
     chat.check(max_tokens)
     _check_unsupported(chat)
     tools: list[Tool] = chat.tools or []
+    check_tools(tools)
     body = Body(
         sampling=chat.sampling(draw_seed),
         messages=normalised(chat.messages),
@@ -50,6 +54,8 @@ def parse_chat(raw: bytes, draw_seed: DrawSeed) -> Call:
         ignore_eos=bool(chat.ignore_eos),
         tools=tuple(tool.plain() for tool in tools),
         tool_choice=tool_choice(chat.tool_choice, tools),
+        parallel_tool_calls=chat.parallel_tool_calls is not False,
+        response_format=response_format(chat.response_format),
         logprobs=_logprobs(chat),
     )
     return Call(
@@ -64,14 +70,11 @@ def _logprobs(chat: ChatBody) -> int | None:
 
 
 def _check_unsupported(chat: ChatBody) -> None:
-    kind = (chat.response_format or {"type": "text"}).get("type")
-    if kind in ("json_object", "json_schema"):
-        raise unsupported("response_format", f"'response_format' of type '{kind}' is not supported yet; use 'text'.")
-    if kind != "text":
-        raise invalid("response_format.type", "Invalid value for 'response_format.type': expected 'text'.")
     if set(chat.modalities or ["text"]) != {"text"}:
         raise unsupported("modalities", "'modalities' other than 'text' are not supported.")
     if chat.functions:
         raise unsupported("functions", "'functions' is deprecated and not supported; use 'tools'.")
+    if chat.function_call is not None:
+        raise unsupported("function_call", "'function_call' is deprecated and not supported; use 'tool_choice'.")
     if chat.web_search_options is not None:
         raise unsupported("web_search_options", "'web_search_options' is not supported; leave it out.")

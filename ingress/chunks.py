@@ -33,7 +33,7 @@ def error_event(error: ApiError) -> bytes:
     return b"data: " + error.body() + b"\n\n"
 
 
-class _Frame:
+class Frame:
     """The constant parts around a choice."""
 
     __slots__ = ("_head", "_tail")
@@ -41,6 +41,11 @@ class _Frame:
     def __init__(self, fields: dict[str, Any], include_usage: bool) -> None:
         self._head = b"data: " + _dumps(fields)[:-1] + b',"choices":['
         self._tail = b'],"usage":null}\n\n' if include_usage else b"]}\n\n"
+
+    @classmethod
+    def of_chat(cls, fields: dict[str, Any], include_usage: bool) -> Frame:
+        """Around the choices of chat chunks."""
+        return cls({**fields, "object": "chat.completion.chunk", "service_tier": "default"}, include_usage)
 
     def choice(self, index: int, before: bytes) -> bytes:
         """Everything up to a choice's text."""
@@ -58,7 +63,7 @@ class ChatChunks:
     """`chat.completion.chunk` events."""
 
     def __init__(self, fields: dict[str, Any], choices: int, include_usage: bool) -> None:
-        frame = _Frame({**fields, "object": "chat.completion.chunk", "service_tier": "default"}, include_usage)
+        frame = Frame.of_chat(fields, include_usage)
         self._frame = frame
         self._first = [frame.choice(i, b'"delta":{"role":"assistant","content":') for i in range(choices)]
         self._next = [frame.choice(i, b'"delta":{"content":') for i in range(choices)]
@@ -89,7 +94,7 @@ class TextChunks:
     """`text_completion` events. `echo`: by choice, the text shown before the completion's."""
 
     def __init__(self, fields: dict[str, Any], choices: int, include_usage: bool, echo: Sequence[str]) -> None:
-        frame = _Frame({**fields, "object": "text_completion"}, include_usage)
+        frame = Frame({**fields, "object": "text_completion"}, include_usage)
         self._frame = frame
         self._before = [frame.choice(i, b'"text":') for i in range(choices)]
         self._offset = [0] * choices

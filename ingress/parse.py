@@ -48,6 +48,14 @@ def convert(plain: dict[str, Any], kind: type[T]) -> T:
         raise _translated(str(exc)) from exc
 
 
+def convert_at(path: str, plain: Any, kind: type[T]) -> T:
+    """As `convert`, for what stands at `path` of a body."""
+    try:
+        return msgspec.convert(plain, kind)
+    except msgspec.ValidationError as exc:
+        raise _translated(str(exc), path) from exc
+
+
 def _syntax(exc: orjson.JSONDecodeError) -> str:
     # The message holds no content of the body, only what was expected and where.
     return str(exc).split(": line", maxsplit=1)[0] + f" (line {exc.lineno}, column {exc.colno})"
@@ -77,9 +85,10 @@ def _check_depth(value: Any) -> None:
     raise ApiError(400, f"The body is nested deeper than {MAX_DEPTH} levels.", code="invalid_json")
 
 
-def _translated(text: str) -> ApiError:
+def _translated(text: str, above: str | None = None) -> ApiError:
     found = _PATH.match(text)
     what, path = (found["what"], found["path"]) if found else (text, None)
+    path = ".".join(filter(None, (above, path))) or None
     if absent := _MISSING.match(what):
         return missing(f"{path}.{absent['name']}" if path else absent["name"])
     what = what.replace(" | null", "").replace("Expected", "expected")

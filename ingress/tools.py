@@ -1,4 +1,4 @@
-"""Tools of a chat request: validated and passed to the chat template; what can't be guaranteed yet is refused."""
+"""Tools of a chat request: validated, and as the chat template and the engine's grammar read them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from ingress.errors import invalid, unsupported
+from ingress.errors import invalid
 
 MAX_TOOLS = 128
 ToolName = Annotated[str, Meta(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
@@ -19,7 +19,7 @@ class Function(msgspec.Struct, frozen=True, kw_only=True):
     name: ToolName
     description: str | None = None
     parameters: dict[str, Any] | None = None
-    """JSON Schema; absent = no parameters"""
+    """JSON Schema of an object; absent = no parameters"""
     strict: bool | None = None
 
 
@@ -30,30 +30,39 @@ class Tool(msgspec.Struct, frozen=True, kw_only=True):
     function: Function
 
     def plain(self) -> dict[str, Any]:
-        """As the chat template reads it."""
-        function = {"name": self.function.name, "description": self.function.description or ""}
-        return {"type": "function", "function": function | {"parameters": self.function.parameters or _NO_PARAMETERS}}
+        """As the chat template reads it; `strict` only where it is asked for."""
+        function: dict[str, Any] = {"name": self.function.name, "description": self.function.description or ""}
+        function["parameters"] = self.function.parameters or _NO_PARAMETERS
+        return {"type": "function", "function": function | ({"strict": True} if self.function.strict else {})}
 
 
 Tools = Annotated[list[Tool], Meta(min_length=1, max_length=MAX_TOOLS)]
 _NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}}
 
 
-def tool_choice(choice: Any, tools: list[Tool]) -> str | None:
-    """The `tool_choice` that holds: none, auto, or None without tools. ApiError 400 for the rest.
+def check_tools(tools: list[Tool]) -> None:
+    """ApiError 400 for a name that is there twice, and for parameters that are no object."""
+    names = set()
+    for index, tool in enumerate(tools):
+        at, function = f"tools[{index}].function", tool.function
+        if function.name in names:
+            raise invalid(f"{at}.name", f"'{at}.name' is the name of another tool too.")
+        if (function.parameters or _NO_PARAMETERS).get("type", "object") != "object":
+            raise invalid(f"{at}.parameters", f"'{at}.parameters' must be a JSON Schema of type 'object'.")
+        names.add(function.name)
 
-    A choice that forces a call needs output that is bound to a grammar; until the engine has that it is refused,
-    because a client that forces a call can't use an answer in prose.
-    """
+
+def tool_choice(choice: Any, tools: list[Tool]) -> Any:
+    """The `tool_choice` that holds: none, auto, required, or the named function; None without tools. ApiError 400."""
     if choice is None or choice in ("none", "auto"):
         return choice or ("auto" if tools else None)
     if not tools:
         raise invalid("tool_choice", "'tool_choice' is only allowed when 'tools' are given.")
     if choice == "required":
-        raise unsupported("tool_choice", "'tool_choice': 'required' is not supported yet; use 'auto' or 'none'.")
+        return "required"
     named = choice.get("function") if isinstance(choice, dict) and choice.get("type") == "function" else None
     if not isinstance(named, dict):
         raise invalid("tool_choice", "'tool_choice' must be 'none', 'auto', 'required' or name a function.")
     if named.get("name") not in [tool.function.name for tool in tools]:
         raise invalid("tool_choice", "'tool_choice' names a function that is not in 'tools'.")
-    raise unsupported("tool_choice", "A 'tool_choice' that names a function is not supported yet; use 'auto'.")
+    return {"type": "function", "function": {"name": named["name"]}}

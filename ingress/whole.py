@@ -8,8 +8,10 @@ from typing import Any
 import orjson
 
 from ingress.call import Call
+from ingress.call_chunks import message_of
 from ingress.logprobs import chat_logprobs, legacy_logprobs
 from ingress.usage import usage_of
+from wire.calls import may_call
 from wire.messages import ChoiceEnd, Delta, End, TokenLogprob
 
 
@@ -41,17 +43,21 @@ class Whole:
     def body(self, fields: dict[str, Any], ends: Iterable[End]) -> bytes:
         """The answer; `fields` are those that streams have too (id, created, model, system_fingerprint)."""
         chat = self._call.endpoint == "chat"
-        shape = self._chat if chat else self._text
-        choices = [shape(index, choice) for index, choice in enumerate(self._choices)]
+        choices = [
+            self._chat(index, choice, fields["id"]) if chat else self._text(index, choice)
+            for index, choice in enumerate(self._choices)
+        ]
         kind = {"object": "chat.completion", "service_tier": "default"} if chat else {"object": "text_completion"}
         return orjson.dumps({**fields, **kind, "choices": choices, "usage": usage_of(ends)})
 
-    def _chat(self, index: int, choice: _Choice) -> dict[str, Any]:
-        asked = self._call.bodies[0].logprobs is not None
+    def _chat(self, index: int, choice: _Choice, answer_id: str) -> dict[str, Any]:
+        body, text = self._call.bodies[0], "".join(choice.texts)
+        plain: dict[str, Any] = {"content": text, "refusal": None}
+        said = message_of(body, answer_id, index, text, choice.end) if may_call(body) else plain
         return {
             "index": index,
-            "message": {"role": "assistant", "content": "".join(choice.texts), "refusal": None},
-            "logprobs": chat_logprobs(choice.logprobs) if asked else None,
+            "message": {"role": "assistant", **said},
+            "logprobs": chat_logprobs(choice.logprobs) if body.logprobs is not None else None,
             "finish_reason": choice.end,
         }
 

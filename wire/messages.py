@@ -99,7 +99,10 @@ class Body(Value, frozen=True, kw_only=True):
     ignore_eos: bool = False
     tools: tuple[dict[str, Any], ...] = ()
     tool_choice: Any = None
+    """none, auto, required, or {"type": "function", "function": {"name": …}}; None = auto where there are tools"""
+    parallel_tool_calls: bool = True
     response_format: dict[str, Any] | None = None
+    """as OpenAI has it: `type` json_object, or json_schema with `json_schema`; None = text"""
     logprobs: int | None = None
     """None = off, 0 = the chosen token's only, k = also the k most likely"""
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from wire.fleet import Fleet
 from wire.journal import Attempt
 from wire.messages import Entry, Frames, Journal, Lane, Ref, ReplyTo, Usage
+from workers.engine.protocol import Grammar
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +50,7 @@ class Prepared:
     max_tokens: int
     links: tuple[tuple[int, int], ...] = ()
     """(link of the request's prefix chain, tokens of the prompt that hold all its text)"""
+    grammar: Grammar | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

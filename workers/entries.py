@@ -8,6 +8,7 @@ from typing import Protocol
 
 import msgspec
 
+from wire.calls import may_call
 from wire.journal import Attempt
 from wire.messages import (
     Accepted,
@@ -35,8 +36,10 @@ from workers.engine.protocol import Emission
 class Shown(Protocol):
     """How tokens look to people. Pure: the tokenizer's answers never change."""
 
-    def render_text(self, ids: Sequence[int], stop: Sequence[str], end: ChoiceEnd | None) -> str:
-        """All text that these ids have released."""
+    def render_text(
+        self, ids: Sequence[int], stop: Sequence[str], end: ChoiceEnd | None, *, calls: bool = False
+    ) -> str:
+        """All text that these ids have released; `calls`: it may hold tool calls."""
         ...
 
     def show_logprobs(self, ids: Sequence[int], logprobs: Sequence[Logprob]) -> tuple[TokenLogprob, ...]: ...
@@ -91,7 +94,7 @@ class View:
             choice=index,
             first=0,
             ids=tuple(choice.ids),
-            text=self.shown.render_text(choice.ids, request.body.stop, choice.end),
+            text=self.shown.render_text(choice.ids, request.body.stop, choice.end, calls=may_call(request.body)),
             logprobs=self.shown.show_logprobs(choice.ids, choice.logprobs) if wanted else None,
             end=choice.end,
         )

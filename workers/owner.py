@@ -275,6 +275,7 @@ class Owner:
             min_tokens=body.min_tokens,
             ignore_eos=body.ignore_eos,
             logprobs=body.logprobs,
+            grammar=prepared.grammar,
             restored=restored if resumed else (),
             alone=effect.alone,
             batch=ref_lane(attempt.ref) == "batch",

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+from wire.calls import may_call
 from wire.messages import Refusal, Request
 from workers.coverage import links_of
 from workers.effects import Prepared
-from workers.engine.errors import TemplateRefused
+from workers.engine.errors import GrammarRefused, TemplateRefused, Uncompilable
+from workers.engine.protocol import Grammar
+from workers.engine.shape import shape_of
 from workers.engine.vocabulary import Vocabulary, names_token
 
 INLINE_CHARACTERS = 4_000
@@ -20,6 +23,12 @@ def prompt_characters(request: Request) -> int:
     if isinstance(body.prompt, tuple):
         return 0
     return _characters(body.prompt) + _characters(body.messages) + _characters(body.tools)
+
+
+def is_quick(request: Request) -> bool:
+    """Whether `prepare` takes too little time to leave the event loop for it."""
+    body = request.body
+    return prompt_characters(request) <= INLINE_CHARACTERS and not body.response_format and not may_call(body)
 
 
 def _characters(value: Any) -> int:
@@ -44,7 +53,10 @@ def prepare(request: Request, vocabulary: Vocabulary, context_tokens: int, slots
     if at_least >= context_tokens:
         return _too_long(f"more than {at_least}", context_tokens, param)
     try:
+        shape = shape_of(request.body)
         prompt = _tokens(request, vocabulary)
+    except GrammarRefused as exc:
+        return _unusable(exc)
     except TemplateRefused as exc:
         return _invalid(f"The model's chat template refuses these messages: {exc}", "messages")
     if not prompt:
@@ -62,12 +74,36 @@ def prepare(request: Request, vocabulary: Vocabulary, context_tokens: int, slots
             f"'logit_bias' names a token {unknown[0][:20]!r}; ids are from 0 to {vocabulary.vocab_size - 1}.",
             "logit_bias",
         )
+    try:
+        grammar = None if shape is None else _checked(*shape, vocabulary)
+    except GrammarRefused as exc:
+        return _unusable(exc)
     wanted = request.body.max_tokens
     return Prepared(
         prompt=prompt,
         max_tokens=room if wanted is None else min(wanted, room),
+        grammar=grammar,
         links=links_of(request, prompt, vocabulary.token_bytes),
     )
+
+
+def _checked(grammar: Grammar, schemas: dict[str, str], vocabulary: Vocabulary) -> Grammar:
+    """What binds the answer; compiled here, so that one that can't be is known before the request is taken on."""
+    try:
+        vocabulary.grammars.compile(grammar.text)
+    except Uncompilable as exc:
+        raise _culprit(schemas, vocabulary, exc) from exc
+    return grammar
+
+
+def _culprit(schemas: dict[str, str], vocabulary: Vocabulary, whole: Uncompilable) -> GrammarRefused:
+    """The schema that is to blame, or the first if only all of them together are too much."""
+    for param, schema in schemas.items():
+        try:
+            vocabulary.grammars.check_schema(schema)
+        except Uncompilable as exc:
+            return GrammarRefused(str(exc), param)
+    return GrammarRefused(str(whole), next(iter(schemas)))
 
 
 def _tokens(request: Request, vocabulary: Vocabulary) -> tuple[int, ...]:
@@ -76,7 +112,11 @@ def _tokens(request: Request, vocabulary: Vocabulary) -> tuple[int, ...]:
         return body.prompt
     if isinstance(body.prompt, str):
         return vocabulary.encode_text(body.prompt)
-    return vocabulary.encode_chat(body.messages, body.tools)
+    return vocabulary.encode_chat(body.messages, body.tools if may_call(body) else ())
+
+
+def _unusable(error: GrammarRefused) -> Refusal:
+    return _invalid(f"The schema '{error.param}' can't be used: {error}.", error.param)
 
 
 def _invalid(message: str, param: str) -> Refusal:

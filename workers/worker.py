@@ -34,7 +34,7 @@ from workers.lossy import LossySender
 from workers.meters import Meters
 from workers.owner import Owner, Surroundings
 from workers.prefixes import PrefixReport
-from workers.prepare import DRAINING, INLINE_CHARACTERS, overloaded, prepare, prompt_characters
+from workers.prepare import DRAINING, is_quick, overloaded, prepare
 from workers.presence import Presence
 from workers.usage import UsageSender
 
@@ -227,7 +227,7 @@ class Worker:
         if waiting >= self._settings.engine_queue:
             return overloaded(waiting)
         slots, context = self._settings.engine_slots, self._meters.context_tokens or self._settings.context_tokens
-        if prompt_characters(request) <= INLINE_CHARACTERS:
+        if is_quick(request):
             return prepare(request, self._vocabulary, context, slots)
         return await asyncio.to_thread(prepare, request, self._vocabulary, context, slots)
 

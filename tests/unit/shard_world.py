@@ -60,7 +60,7 @@ START_MS = 1_700_000_000_000
 class Letters:
     """Token i is the letter with that number."""
 
-    def render_text(self, ids: Sequence[int], stop: Sequence[str], end: str | None) -> str:
+    def render_text(self, ids: Sequence[int], stop: Sequence[str], end: str | None, *, calls: bool = False) -> str:
         return "".join(chr(97 + i % 26) for i in ids)
 
     def show_logprobs(self, ids: Sequence[int], logprobs: Sequence[Logprob]) -> tuple[TokenLogprob, ...]:

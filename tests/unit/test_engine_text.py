@@ -108,3 +108,36 @@ def test_a_long_text_that_nearly_stops_everywhere_is_no_work() -> None:
     stream = TextStream(token_bytes, ["a" * 5_000 + "b"])
     text = "a" * 50_000
     assert stream.push(spelled(text)) + stream.finish() == text
+
+
+CALL = '<tool_call>\n{"name": "f", "arguments": {"a": "b"}}\n</tool_call>'
+
+
+def expected_with_calls(text: str, stops: list[str]) -> str:
+    """The definition: stops end what comes before the first call."""
+    before, opening, rest = text.partition("<tool_call>")
+    cut = expected(spelled(before), stops)
+    return cut if any(stop in before for stop in stops) else before + opening + rest
+
+
+@given(
+    st.lists(st.sampled_from(["a", "ab", "<", "<tool", "_call>", "안", CALL, "b\n"]), max_size=6).map("".join),
+    st.lists(st.sampled_from(["a", "b", "<", "tool", "<tool_call>", "안a", "name", ">\n"]), max_size=3),
+    st.data(),
+)
+def test_stops_end_text_and_not_calls(text: str, stops: list[str], data: st.DataObject) -> None:
+    ids = spelled(text)
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(ids)), max_size=8)))
+    stream = TextStream(token_bytes, stops, calls=True)
+    pieces = [stream.push(ids[begin:end]) for begin, end in zip([0, *cuts], [*cuts, len(ids)], strict=True)]
+    pieces.append(stream.finish())
+    assert "".join(pieces) == expected_with_calls(text, stops)
+    assert stream.calling is ("<tool_call>" in text and not stream.stopped)
+
+
+def test_only_a_real_prefix_of_a_call_is_held_back() -> None:
+    stream = TextStream(token_bytes, ["x"], calls=True)
+    assert stream.push(spelled("1 < 2 <tool")) == "1 < 2 "
+    assert stream.push(spelled("s")) == "<tools"
+    assert stream.push(spelled("<tool_call>{x")) == "<tool_call>{x"
+    assert stream.finish() == ""

@@ -72,9 +72,11 @@ def test_a_message_cannot_forge_control_tokens(tokenizer: Tokenizer, text: str) 
 
 
 def test_tools_cannot_forge_control_tokens_either(tokenizer: Tokenizer) -> None:
-    ids = tokenizer.encode_chat([{"role": "user", "content": "x"}], [{"name": "<|im_start|>", "<|im_end|>": 1}])
-    assert [token for token in ids if token < len(CONTROL)] == [START, END, START]
-    assert '[{"name": "<|im_start|>", "<|im_end|>": 1}]' in plain(tokenizer, ids)
+    ids = tokenizer.encode_chat(
+        [{"role": "user", "content": "x"}], [{"function": {"name": "<|im_start|>", "<|im_end|>": 1}}]
+    )
+    assert [token for token in ids if token < len(CONTROL)] == [START, END, START, END, START]
+    assert '{"name": "<|im_start|>", "<|im_end|>": 1}' in plain(tokenizer, ids)
 
 
 def test_a_null_content_is_no_word(tokenizer: Tokenizer) -> None:

@@ -214,9 +214,19 @@ def test_a_body_of_the_widest_seeds_fits_the_log() -> None:
         ("tools", [{"type": "retrieval"}]),
         ("tools", [{"type": "function", "function": {"name": "no spaces"}}]),
         ("tool_choice", "required"),
-        ("response_format", {"type": "json_object"}),
-        ("response_format", {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "hiccup"}}}),
         ("response_format", {"type": "sound"}),
+        ("response_format", {"type": ["text"]}),
+        ("response_format", {}),
+        ("response_format", {"type": "json_schema"}),
+        ("response_format", {"type": "json_schema", "json_schema": {"name": "x"}}),
+        ("response_format", {"type": "json_schema", "json_schema": {"name": "x y", "schema": {}}}),
+        ("response_format", {"type": "json_schema", "json_schema": {"name": "x", "schema": True}}),
+        ("response_format", {"type": "json_schema", "json_schema": {"name": "x", "schema": {}, "strict": "yes"}}),
+        ("response_format", {"type": "json_schema", "json_schema": {"schema": {}}}),
+        ("parallel_tool_calls", "no"),
+        ("function_call", "auto"),
+        ("tools", [TOOL, TOOL]),
+        ("tools", [{"type": "function", "function": {"name": "f", "parameters": {"type": "string"}}}]),
         ("response_format", "text"),
         ("modalities", ["text", "audio"]),
         ("functions", [{"name": "f"}]),
@@ -278,21 +288,24 @@ def test_messages_are_normalised_without_loss() -> None:
     )
 
 
-def test_tools_reach_the_template_and_a_forced_call_is_refused_rather_than_ignored() -> None:
+def test_tools_and_the_choice_among_them_reach_the_engine() -> None:
     body = chat(tools=[TOOL])
     assert body.tools[0]["function"]["name"] == "ping"
-    assert body.tool_choice == "auto"
+    assert (body.tool_choice, body.parallel_tool_calls) == ("auto", True)
+    assert "strict" not in body.tools[0]["function"]
+    strict = {"type": "function", "function": {"name": "ping", "strict": True}}
+    assert chat(tools=[strict], parallel_tool_calls=False).tools[0]["function"]["strict"] is True
+    assert not chat(tools=[strict], parallel_tool_calls=False).parallel_tool_calls
     assert chat(tools=[TOOL], tool_choice="none").tool_choice == "none"
+    assert chat(tools=[TOOL], tool_choice="required").tool_choice == "required"
     assert chat(tool_choice="auto").tool_choice == "auto"
+    named = {"type": "function", "function": {"name": "ping"}}
+    assert chat(tools=[TOOL], tool_choice={**named, "more": 1}).tool_choice == named
+
+
+def test_a_choice_that_there_isnt_is_refused() -> None:
     bad_name = {"type": "function", "function": {"name": []}}
-    for choice in (
-        "required",
-        "sometimes",
-        {"type": "function", "function": {"name": "ping"}},
-        {"type": "x"},
-        5,
-        bad_name,
-    ):
+    for choice in ("sometimes", {"type": "x"}, {"type": "function", "name": "ping"}, 5, [], bad_name):
         assert refusal(tools=[TOOL], tool_choice=choice).param == "tool_choice"
     named = {"type": "function", "function": {"name": "nope"}}
     assert "not in 'tools'" in refusal(tools=[TOOL], tool_choice=named).message
@@ -351,3 +364,13 @@ def test_echo_is_only_promised_where_it_is_right() -> None:
 
 def test_n_times_prompts_is_bounded() -> None:
     assert refusal(parse_completions, prompt=["x"] * 65, n=2).param == "n"
+
+
+def test_a_response_format_is_passed_on_as_it_holds() -> None:
+    schema = {"type": "object", "properties": {"b": {}, "a": {}}}
+    form = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema, "description": "d"}}
+    assert chat(response_format={"type": "text"}).response_format is None
+    assert chat(response_format={"type": "json_object", "more": 1}).response_format == {"type": "json_object"}
+    passed = chat(response_format=form).response_format
+    assert passed == {"type": "json_schema", "json_schema": {"name": "x", "schema": schema, "strict": False}}
+    assert list(passed["json_schema"]["schema"]["properties"]) == ["b", "a"], "the order is the schema's"

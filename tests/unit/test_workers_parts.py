@@ -13,7 +13,7 @@ from workers.engine.simulated_vocabulary import WORDS, SimulatedVocabulary
 from workers.engine.vocabulary import Messages
 from workers.gate import Gate
 from workers.owner import oldest_hint
-from workers.prepare import prepare
+from workers.prepare import is_quick, prepare
 from workers.presence import Presence
 from workers.watermark import BadHint, Hint, Watermark
 
@@ -92,6 +92,53 @@ def test_what_only_the_model_can_refuse_is_refused_by_name(changes: dict[str, ob
     refused = prepare(msgspec.structs.replace(request, body=body), SimulatedVocabulary(), 100, 8)
     assert isinstance(refused, Refusal)
     assert (refused.status, refused.code, refused.param) == (400, "invalid_value", param)
+
+
+BROKEN = {"type": "object", "properties": {"a": {"type": "hiccup"}}}
+LONG = {"type": "object", "properties": {"a": {"enum": [f"value {index}" for index in range(3_000)]}}}
+FINE = {"type": "object", "properties": {"a": {"type": "string"}}}
+
+
+def tool(name: str, parameters: dict[str, object]) -> dict[str, object]:
+    return {"type": "function", "function": {"name": name, "parameters": parameters}}
+
+
+def form(schema: dict[str, object], **more: object) -> dict[str, object]:
+    return {"type": "json_schema", "json_schema": {"name": "x", "schema": schema, **more}}
+
+
+@pytest.mark.parametrize(
+    ("changes", "param", "words"),
+    [
+        ({"response_format": form(BROKEN)}, "response_format.json_schema.schema", "hiccup"),
+        ({"response_format": form({**FINE, "not": {}}, strict=True)}, "response_format.json_schema.schema", "not"),
+        ({"tools": (tool("f", FINE), tool("g", BROKEN))}, "tools[1].function.parameters", "hiccup"),
+        ({"tools": tuple(tool(f"f{i}", LONG | {"title": str(i)}) for i in range(40))}, "tools[0]", "big"),
+    ],
+)
+def test_a_schema_that_cannot_be_compiled_is_refused_by_name(
+    changes: dict[str, object], param: str, words: str
+) -> None:
+    body = msgspec.structs.replace(make_request(1, 0).body, **changes)
+    refused = prepare(msgspec.structs.replace(make_request(1, 0), body=body), SimulatedVocabulary(), 10**7, 8)
+    assert isinstance(refused, Refusal)
+    assert (refused.status, refused.code) == (400, "invalid_value")
+    assert (refused.param or "").startswith(param)
+    assert words in refused.message
+    assert param in refused.message
+
+
+def test_an_answers_form_is_prepared_with_the_prompt_and_off_the_event_loop() -> None:
+    plain = make_request(1, 0)
+    shaped = msgspec.structs.replace(plain, body=msgspec.structs.replace(plain.body, response_format=form(FINE)))
+    calling = msgspec.structs.replace(plain, body=msgspec.structs.replace(plain.body, tools=(tool("f", FINE),)))
+    assert [is_quick(one) for one in (plain, shaped, calling)] == [True, False, False]
+    for request, calls in ((shaped, False), (calling, True)):
+        prepared = prepare(request, SimulatedVocabulary(), 200, 8)
+        assert isinstance(prepared, Prepared)
+        assert prepared.grammar is not None
+        assert prepared.grammar.calls is calls
+    assert prepare(plain, SimulatedVocabulary(), 200, 8).grammar is None  # type: ignore[union-attr]
 
 
 class Untouched(SimulatedVocabulary):

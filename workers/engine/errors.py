@@ -27,3 +27,15 @@ class EngineGone(EngineError):
 
 class SamplingFailed(EngineError):
     """A request's logits aren't numbers: it can't go on, the others can."""
+
+
+class Uncompilable(EngineError):
+    """A grammar that can't be compiled; the message says why, in the compiler's words."""
+
+
+class GrammarRefused(EngineError):
+    """What an answer shall look like can't be compiled. `param` names the schema, the message says what is wrong."""
+
+    def __init__(self, message: str, param: str) -> None:
+        super().__init__(message)
+        self.param = param

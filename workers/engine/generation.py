@@ -11,9 +11,10 @@ from workers.engine.vocabulary import Vocabulary
 class Generation:
     """A choice that hasn't ended. `ids` holds what it generated, in this engine's life or before."""
 
-    __slots__ = ("_eos_ids", "_text", "choice", "computed", "ids", "sequence", "slot")
+    __slots__ = ("_eos_ids", "_text", "choice", "computed", "ids", "matcher", "sequence", "slot")
 
     def __init__(self, sequence: Sequence, choice: int, vocabulary: Vocabulary) -> None:
+        """Uncompilable when its grammar is."""
         restored = sequence.restored[choice] if sequence.restored else Restored(())
         self.sequence = sequence
         self.choice = choice
@@ -23,7 +24,13 @@ class Generation:
         self.computed = 0
         """tokens of prompt and choice whose KV is there"""
         self._eos_ids = vocabulary.eos_ids
-        self._text = TextStream(vocabulary.token_bytes, sequence.stop)
+        grammar = sequence.grammar
+        self.matcher = None if grammar is None else vocabulary.grammars.start(grammar)
+        """what its next token is bound by"""
+        if self.matcher is not None:
+            for token in self.ids:
+                self.matcher.take(token)
+        self._text = TextStream(vocabulary.token_bytes, sequence.stop, calls=grammar is not None and grammar.calls)
         self._text.push(self.ids)
 
     @property
@@ -45,9 +52,11 @@ class Generation:
         """Go on by the token that was drawn."""
         first = len(self.ids)
         if token in self._eos_ids:
-            return self._emission(first, (), self._text.finish(), None, "stop")
+            return self._emission(first, (), self._text.finish(), None, self._own_end())
         self.ids.append(token)
         text = self._text.push((token,))
+        if self.matcher is not None:
+            self.matcher.take(token)
         end = self._end()
         if end is not None:
             text += self._text.finish()
@@ -57,9 +66,15 @@ class Generation:
         """Give the request up."""
         return Emission(self.sequence.key, self.choice, len(self.ids), (), "", error=why)
 
+    def _own_end(self) -> ChoiceEnd:
+        """How it ends where the model ends it, or its grammar lets nothing follow."""
+        return "tool_calls" if self._text.calling else "stop"
+
     def _end(self) -> ChoiceEnd | None:
         if self._text.stopped:
             return "stop"
+        if self.matcher is not None and self.matcher.ended:
+            return self._own_end()
         return "length" if len(self.ids) >= self.sequence.max_tokens else None
 
     def _emission(

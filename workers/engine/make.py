@@ -41,7 +41,9 @@ def make_vocabulary(config: Config) -> Vocabulary:
         return SimulatedVocabulary()
     from workers.engine.tokenizer import Tokenizer
 
-    return Tokenizer.load(_model_dir(config))
+    tokenizer = Tokenizer.load(_model_dir(config))
+    _ = tokenizer.grammars  # made now, while nobody waits
+    return tokenizer
 
 
 def make_engine(config: Config, vocabulary: Vocabulary, *, sleep: Sleep = time.sleep) -> Engine:

@@ -22,6 +22,18 @@ class Key(msgspec.Struct, frozen=True, array_like=True):
     ref: Ref
 
 
+class Grammar(msgspec.Struct, frozen=True, array_like=True):
+    """What the text of each choice is bound to."""
+
+    text: str
+    """in llguidance's dialect of Lark"""
+    calls: bool = False
+    """the text may hold tool calls (`wire.calls`): stop strings end text, not calls, and what ends by itself with a
+    call ends as `tool_calls`"""
+    lazy: bool = False
+    """it holds only from `wire.calls.OPENING` on, wherever that is written; before it anything goes"""
+
+
 class Restored(msgspec.Struct, frozen=True, array_like=True):
     """What a choice had already when its engine died."""
 
@@ -44,6 +56,7 @@ class Sequence(msgspec.Struct, frozen=True, kw_only=True):
     min_tokens: int = 0
     ignore_eos: bool = False
     logprobs: int | None = None
+    grammar: Grammar | None = None
     restored: tuple[Restored, ...] = ()
     """by choice; empty for a new request. The run goes on as if it had never stopped (R8)"""
     alone: bool = False

@@ -21,6 +21,10 @@ def draw(logits: Logits, generation: Generation, eos_ids: frozenset[int]) -> tup
         raise SamplingFailed("the model gave no usable numbers for this request")
     sampling = generation.sequence.sampling
     scores = _adjusted(logits.astype(np.float64), generation, sampling, eos_ids)
+    if generation.matcher is not None:
+        scores = narrowed(scores, generation.matcher.allowed())
+        if np.isneginf(scores.max()):  # only an end can follow: it comes, whatever `min_tokens` says
+            return min(eos_ids), None
     token = (
         int(scores.argmax())
         if sampling.temperature <= 0
@@ -38,6 +42,14 @@ def pick(scores: Floats, sampling: Sampling, drawn: float) -> int:
     _keep_top_p(shares, sampling.top_p)
     shares[shares < sampling.min_p * shares.max()] = 0
     return _fall(shares, drawn)
+
+
+def narrowed(scores: Floats, allowed: bytes | None) -> Floats:
+    """Scores without the tokens that a grammar doesn't allow; `allowed` as `Matcher.allowed` gives it."""
+    if allowed is None:
+        return scores
+    bits = np.unpackbits(np.frombuffer(allowed, np.uint8), count=len(scores), bitorder="little")
+    return np.where(bits.view(np.bool_), scores, -np.inf)
 
 
 def logprob_of(logits: Logits, token: int, count: int) -> Logprob:

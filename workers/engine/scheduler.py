@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import msgspec
 
 from wire.messages import Sampling
-from workers.engine.errors import SequenceRefused
+from workers.engine.errors import SequenceRefused, Uncompilable
 from workers.engine.generation import Generation, open_generations
 from workers.engine.lanes import Group, Lanes, makes_room
 from workers.engine.pace import Prompt
@@ -89,12 +89,13 @@ class Scheduler:
         """Queue a request. One that can never run, and choices that were complete already, only have an ending."""
         try:
             check(sequence, self.limits, self._vocabulary.vocab_size)
-        except SequenceRefused as exc:
+            generations = open_generations(sequence, self._vocabulary)
+        except (SequenceRefused, Uncompilable) as exc:
             self._settled.append(Emission(sequence.key, 0, 0, (), "", error=str(exc)))
             return
         chain = self._cache.chain(sequence.tenant, sequence.prompt, sequence.links)
         group = Group(sequence, [], chain, counted=bool(sequence.restored))
-        for generation in open_generations(sequence, self._vocabulary):
+        for generation in generations:
             if (ending := generation.complete()) is not None:
                 self._settled.append(ending)
             else:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import msgspec
 
 from wire.messages import Logprob, StepCost
+from workers.engine.errors import SamplingFailed
 from workers.engine.generation import Generation
 from workers.engine.lanes import Group
 from workers.engine.protocol import Emission, Key, Load, Prefixes, Sequence
@@ -24,6 +25,8 @@ from workers.engine.simulated_vocabulary import END, FIRST_WORD, HALVES, WORDS, 
 Sleep = Callable[[float], None]
 """waits so many seconds, or less when there is something else to do"""
 _EMOJI_ONE_IN = 16
+_CLOSERS = (END, *b'"}]')
+_CLOSES_ONE_IN = 4
 _SHORTEST_TOKENS = 8
 _LONGEST_TOKENS = 256
 
@@ -84,7 +87,8 @@ class SimulatedEngine:
             self._sleep(wait_s)
         now_s = self._now_s()
         due = [generation for generation, due_s in self._due_s.items() if due_s <= now_s]
-        return self._scheduler.counted([self._advance(generation) for generation in due])
+        alive = (generation for generation in due if self._scheduler.runs(generation))
+        return self._scheduler.counted([self._advance(generation) for generation in alive])
 
     def busy(self) -> bool:
         return self._scheduler.busy()
@@ -109,7 +113,12 @@ class SimulatedEngine:
         return started
 
     def _advance(self, generation: Generation) -> Emission:
-        token, logprob = draw(generation)
+        try:
+            token, logprob = draw(generation)
+        except SamplingFailed as exc:
+            self._scheduler.cancel(generation.sequence.key)
+            self._forget()
+            return generation.fail(str(exc))
         emission = generation.take(token, logprob)
         if emission.end is None:
             self._due_s[generation] = self._next_tick_s()
@@ -129,13 +138,18 @@ class SimulatedEngine:
 
 
 def draw(generation: Generation) -> tuple[int, Logprob | None]:
-    """The next token of a choice: a pure function of seed, choice and position; at temperature 0 of position alone."""
+    """The next token of a choice: a pure function of seed, choice and position; at temperature 0 of position alone.
+
+    Where a grammar forbids it, another one that soon leads to an end. SamplingFailed.
+    """
     sequence, position = generation.sequence, len(generation.ids)
     greedy = sequence.sampling.temperature == 0
     seed, choice = (0, 0) if greedy else (sequence.sampling.seed, generation.choice)
     token = token_at(seed, choice, position)
     if not generation.bars_eos and position >= length_of(seed, choice):
         token = END
+    if generation.matcher is not None and (allowed := generation.matcher.allowed()) is not None:
+        token = bound(token, allowed, _dice(seed, choice, position))
     if sequence.logprobs is None:
         return token, None
     likely = tuple((token + rank if rank else token, -0.1 - rank) for rank in range(sequence.logprobs))
@@ -148,6 +162,14 @@ def token_at(seed: int, choice: int, position: int) -> int:
     if pair % _EMOJI_ONE_IN == 0:
         return HALVES[position % 2]
     return FIRST_WORD + (pair >> (8 + 16 * (position % 2))) % len(WORDS)
+
+
+def bound(token: int, allowed: bytes, dice: int) -> int:
+    """The token, if it is allowed and it is not time to come to an end; otherwise what closes something, or any."""
+    ids = [other for other in range(END + 1) if allowed[other // 8] >> other % 8 & 1]
+    if token in ids and dice % _CLOSES_ONE_IN:
+        return token
+    return next((closer for closer in _CLOSERS if closer in ids), ids[dice % len(ids)])
 
 
 def length_of(seed: int, choice: int) -> int:

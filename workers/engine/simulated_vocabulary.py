@@ -67,6 +67,9 @@ class SimulatedVocabulary(Vocabulary):
             ids += (role, *self.encode_text(content + "\n"))
         return (*ids, END + 3)
 
+    def encode_written(self, text: str) -> tuple[int, ...]:
+        return self.encode_text(text)
+
     def encode_text(self, text: str) -> tuple[int, ...]:
         ids: list[int] = []
         for piece in _PIECE.findall(text):

@@ -2,12 +2,16 @@
 
 However the ids are cut into pushes, the pieces join to the same text: the bytes of all ids, decoded as UTF-8, cut
 before the stop string that is complete first (of two complete at the same character, before the longer).
+
+Where the text may hold tool calls (`wire.calls`), stop strings end what comes before the first call, not calls.
 """
 
 from __future__ import annotations
 
 import codecs
 from collections.abc import Callable, Iterable, Sequence
+
+from wire.calls import OPENING
 
 TokenBytes = Callable[[int], bytes]
 
@@ -50,14 +54,18 @@ def _borders(string: str) -> list[int]:
 class TextStream:
     """The text of one choice as it grows."""
 
-    __slots__ = ("_decoder", "_finished", "_held", "_stops", "_token_bytes", "stopped")
+    __slots__ = ("_decoder", "_finished", "_held", "_opening", "_stops", "_token_bytes", "calling", "stopped")
 
-    def __init__(self, token_bytes: TokenBytes, stops: Sequence[str] = ()) -> None:
+    def __init__(self, token_bytes: TokenBytes, stops: Sequence[str] = (), *, calls: bool = False) -> None:
+        """`calls`: the text may hold tool calls."""
         self._token_bytes = token_bytes
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._stops = tuple(_Stop(stop) for stop in stops if stop)
+        self._opening = _Stop(OPENING) if calls else None
         self._held = ""
         self._finished = False
+        self.calling = False
+        """a tool call has begun: there is nothing but calls from here on"""
         self.stopped = False
         """a stop string is complete: there is no more text, whatever ids follow"""
 
@@ -71,12 +79,33 @@ class TextStream:
         """No more ids come: what was held back. Bytes that never became a character show as U+FFFD."""
         if self.stopped or self._finished:
             return ""
-        text = self._release(self._decoder.decode(b"", final=True)) + self._held
-        self._held = ""
+        text = self._release(self._decoder.decode(b"", final=True))
         self._finished = True
+        if self._opening is not None and not self.calling:  # what might have become a call is text after all
+            text += self._cut(OPENING[: self._opening.matched])
+        if not self.stopped:
+            text, self._held = text + self._held, ""
         return text
 
     def _release(self, new: str) -> str:
+        if self._opening is None:
+            return self._cut(new)
+        if self.calling or not new:
+            return new
+        matched, opening = self._opening.matched, self._opening
+        text = OPENING[:matched] + new
+        end = next((at for at in range(matched, len(text)) if opening.feed(text[at])), None)
+        if end is None:
+            return self._cut(text[: len(text) - opening.matched])
+        before = self._cut(text[: end + 1 - len(OPENING)])
+        if self.stopped:
+            return before
+        self.calling = True
+        held, self._held = self._held, ""
+        return before + held + text[end + 1 - len(OPENING) :]
+
+    def _cut(self, new: str) -> str:
+        """What of some text before the first call is certain, up to a stop string."""
         if not self._stops or not new:
             return new
         text = self._held + new

@@ -9,15 +9,17 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import tokenizers
 
+from wire.calls import CLOSING, OPENING
 from workers.engine.errors import ModelUnusable
 from workers.engine.template import Template
+from workers.engine.tool_prompt import ToolPrompt
 from workers.engine.vocabulary import Messages, Vocabulary
 
 _MARKS = range(0xE000, 0xF8FF)
@@ -39,16 +41,22 @@ class Tokenizer(Vocabulary):
         opening: Sequence[int],
         eos_ids: frozenset[int],
         template: Template,
+        shown: Collection[str] = (),
         shrinks: bool = False,
     ) -> None:
-        """`shrinks`: text may lose bytes before it is cut into tokens."""
+        """`control`: ids of tokens that no message can hold; of these `shown` are part of an answer's text.
+
+        `shrinks`: text may lose bytes before it is cut into tokens.
+        """
         self._plain = plain
         self._pieces = pieces
         self._control = control
-        self._control_ids = frozenset(control.values())
+        self._silent_ids = frozenset(token for name, token in control.items() if name not in shown)
+        self._written = {name: control[name] for name in shown}
         self._opening = tuple(opening)
         self._eos_ids = eos_ids
         self._template = template
+        self._tool_prompt = ToolPrompt(template.render)
         self._longest_token_bytes = max(map(len, pieces)) * (_SHRINKS_AT_MOST if shrinks else 1)
 
     @classmethod
@@ -59,6 +67,7 @@ class Tokenizer(Vocabulary):
         if "ByteLevel" not in json.dumps(described.get("decoder")):
             raise ModelUnusable(f"{model_dir}: only byte-level tokenizers are supported (Llama 3, SmolLM, Qwen)")
         control = {token["content"]: token["id"] for token in described["added_tokens"]}
+        shown = [token["content"] for token in described["added_tokens"] if _is_shown(token)]
         full = tokenizers.Tokenizer.from_str(json.dumps(described))
         return cls(
             tokenizers.Tokenizer.from_str(json.dumps({**described, "added_tokens": [], "post_processor": None})),
@@ -67,6 +76,7 @@ class Tokenizer(Vocabulary):
             opening=full.encode("").ids,
             eos_ids=_eos_ids(model_dir, model_config, config, control),
             template=Template(_template_source(model_dir, config), _named_tokens(config)),
+            shown=shown,
             shrinks=described.get("normalizer") is not None,
         )
 
@@ -79,7 +89,7 @@ class Tokenizer(Vocabulary):
         return self._eos_ids
 
     def token_bytes(self, token: int) -> bytes:
-        return b"" if token in self._control_ids else self.token_label(token)
+        return b"" if token in self._silent_ids else self.token_label(token)
 
     def token_label(self, token: int) -> bytes:
         return self._pieces[token] if 0 <= token < len(self._pieces) else b""
@@ -89,16 +99,16 @@ class Tokenizer(Vocabulary):
         return self._longest_token_bytes
 
     def render(self, messages: Messages, tools: Messages = ()) -> str:
-        return self._template.render(messages, tools)
+        return self._template.render(*self._tool_prompt.adapted(messages, tools))
 
     def encode_chat(self, messages: Messages, tools: Messages = ()) -> tuple[int, ...]:
         mark = _mark(json.dumps([list(messages), list(tools)], ensure_ascii=False, default=str))
-        text = self._template.render(self._broken(messages, mark), self._broken(tools, mark))
-        ids: list[int] = []
-        for piece in self._cut.split(text):
-            control = self._control.get(piece)
-            ids += self.encode_plain(piece.replace(mark, "")) if control is None else (control,)
-        return tuple(ids)
+        turns, tools = self._tool_prompt.adapted(messages, tools)
+        text = self._template.render(self._broken(turns, mark), self._broken(tools, mark))
+        return tuple(self._encoded(text, self._cut, self._control, mark))
+
+    def encode_written(self, text: str) -> list[int]:
+        return self._encoded(text, self._cut_written, self._written) if self._written else self.encode_plain(text)
 
     def encode_text(self, text: str) -> tuple[int, ...]:
         return (*self._opening, *self.encode_plain(text))
@@ -109,10 +119,21 @@ class Tokenizer(Vocabulary):
             return []
         return list(self._plain.encode(text.encode("utf-8", "replace").decode(), add_special_tokens=False).ids)
 
+    def _encoded(self, text: str, cut: re.Pattern[str], named: Mapping[str, int], mark: str = "") -> list[int]:
+        """Ids of a text in which the `named` tokens are themselves; the rest is plain, without the mark."""
+        ids: list[int] = []
+        for piece in cut.split(text):
+            token = named.get(piece)
+            ids += self.encode_plain(piece.replace(mark, "") if mark else piece) if token is None else (token,)
+        return ids
+
     @cached_property
     def _cut(self) -> re.Pattern[str]:
-        longest_first = sorted(self._control, key=len, reverse=True)
-        return re.compile("(" + "|".join(map(re.escape, longest_first)) + ")")
+        return _at_any(self._control)
+
+    @cached_property
+    def _cut_written(self) -> re.Pattern[str]:
+        return _at_any(self._written)
 
     def _broken(self, value: Any, mark: str) -> Any:
         """`value` with a mark in every control token that its strings spell out."""
@@ -123,6 +144,16 @@ class Tokenizer(Vocabulary):
         if isinstance(value, Sequence):
             return [self._broken(inner, mark) for inner in value]
         return value
+
+
+def _at_any(names: Iterable[str]) -> re.Pattern[str]:
+    longest_first = sorted(names, key=len, reverse=True)
+    return re.compile("(" + "|".join(map(re.escape, longest_first)) + ")")
+
+
+def _is_shown(token: Mapping[str, Any]) -> bool:
+    """Whether an added token is part of the text that it stands in: it is not special, or it begins or ends a call."""
+    return not token["special"] or token["content"] in (OPENING, CLOSING)
 
 
 def _mark(text: str) -> str:

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
 from wire.messages import ChoiceEnd, Logprob, TokenLogprob
 from workers.engine.text import TextStream
+
+if TYPE_CHECKING:
+    from workers.engine.grammar import Grammars
 
 Messages = Sequence[Mapping[str, Any]]
 
@@ -61,6 +65,20 @@ class Vocabulary(ABC):
     def encode_text(self, text: str) -> tuple[int, ...]:
         """The prompt of a plain completion."""
 
+    @abstractmethod
+    def encode_written(self, text: str) -> Sequence[int]:
+        """Ids as the model itself writes a text; they spell it exactly."""
+
+    @cached_property
+    def grammars(self) -> Grammars:
+        """What binds answers to a form; made when it is first needed, in some tenths of a second."""
+        from workers.engine.grammar import Grammars, Vocab
+
+        ids = range(self.vocab_size)
+        control = [token for token in ids if not self.token_bytes(token)]
+        vocab = Vocab(list(map(self.token_label, ids)), control, min(self.eos_ids), self.encode_written)
+        return Grammars(vocab, self.eos_ids)
+
     def show_logprobs(self, ids: Sequence[int], logprobs: Sequence[Logprob]) -> tuple[TokenLogprob, ...]:
         """Logprobs as OpenAI shows them; `bytes` is exact where `token` can't be (half a character)."""
         return tuple(self._shown(token, entry.logprob, entry.top) for token, entry in zip(ids, logprobs, strict=True))
@@ -74,8 +92,13 @@ class Vocabulary(ABC):
             top=tuple(self._shown(other, value) for other, value in top),
         )
 
-    def render_text(self, ids: Sequence[int], stop: Sequence[str] = (), end: ChoiceEnd | None = None) -> str:
-        """All text an engine has released once a choice stands at `ids`; with `end`, the choice's whole text."""
-        text = TextStream(self.token_bytes, stop)
+    def render_text(
+        self, ids: Sequence[int], stop: Sequence[str] = (), end: ChoiceEnd | None = None, *, calls: bool = False
+    ) -> str:
+        """All text an engine has released once a choice stands at `ids`; with `end`, the choice's whole text.
+
+        `calls`: it may hold tool calls.
+        """
+        text = TextStream(self.token_bytes, stop, calls=calls)
         released = text.push(ids)
         return released + text.finish() if end is not None else released

@@ -1,0 +1,87 @@
+"""JSON Schemas as clients send them → as the grammar compiler takes them. Pure.
+
+What comes out allows nothing that the client's own schema forbids, except where a schema that isn't strict asks for
+what can't be compiled: that is left out, as OpenAI's best effort does.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from workers.engine.errors import GrammarRefused
+
+MAX_BYTES = 64 * 1024
+"""of a schema as JSON: compiling larger ones would hold up an engine for too long"""
+LAYOUT: Mapping[str, Any] = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+"""on one line, as models learn calls and Python writes JSON; where blanks are free, small models write them for ever"""
+_OPTIONS = "x-guidance"
+_MAPS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
+_LISTS = ("allOf", "anyOf", "oneOf", "prefixItems", "items")
+_SINGLE = ("items", "additionalProperties", "not", "if", "then", "else", "contains", "propertyNames")
+_IN_PLACE = ("allOf", "anyOf", "oneOf", "if", "then", "else", "not", "dependentSchemas", "$ref", "$dynamicRef")
+"""keywords that say more of the same value"""
+_OPEN = ("additionalProperties", "unevaluatedProperties", "patternProperties", "propertyNames", "minProperties")
+_BESIDE_REF = ("title", "description", "default", "examples", "$comment", "$defs", "definitions", "$schema", "$id")
+
+
+def compilable(schema: Mapping[str, Any], param: str, *, strict: bool) -> str:
+    """The schema as JSON, with the compiler's options; GrammarRefused (`param`) for one too large or not strict enough.
+
+    Objects that list their properties and say nothing of others have no others: OpenAI's strict schemas must say so,
+    and a small model would go on inventing them.
+    """
+    if strict and any(node.get("additionalProperties", False) is not False for node in _nodes(schema)):
+        raise GrammarRefused("with 'strict', 'additionalProperties' must be false in every object", param)
+    plain = {name: value for name, value in schema.items() if name != _OPTIONS}
+    if not any(map(_adds_up, _nodes(plain))):
+        plain = _closed(plain)
+    text = json.dumps({**plain, _OPTIONS: {**LAYOUT, "lenient": not strict}}, ensure_ascii=False)
+    if len(text) > MAX_BYTES:
+        raise GrammarRefused(f"it is longer than {MAX_BYTES} characters", param)
+    return text
+
+
+def _adds_up(node: Mapping[str, Any]) -> bool:
+    """Whether several descriptions of one object hold together: closing one would forbid what the others allow."""
+    if "$ref" in node and set(node) - {"$ref", *_BESIDE_REF}:
+        return True
+    return "allOf" in node or ("properties" in node and any(name in node for name in _IN_PLACE))
+
+
+def _closed(schema: Any) -> Any:
+    if not isinstance(schema, dict):
+        return schema
+    closed = _over_parts(schema, _closed)
+    return {**closed, "additionalProperties": False} if _lists_all(closed) else closed
+
+
+def _lists_all(node: Mapping[str, Any]) -> bool:
+    listed, required = node.get("properties"), node.get("required", [])
+    if not isinstance(listed, dict) or any(name in node for name in (*_OPEN, *_IN_PLACE)):
+        return False
+    return isinstance(required, list) and all(name in listed for name in required)
+
+
+def _nodes(schema: Any) -> Iterator[Mapping[str, Any]]:
+    """A schema and every schema in it."""
+    found: list[Any] = [schema]
+    while found:
+        node = found.pop()
+        if isinstance(node, dict):
+            yield node
+            _over_parts(node, found.append)
+
+
+def _over_parts(node: Mapping[str, Any], do: Callable[[Any], Any]) -> dict[str, Any]:
+    """A schema with `do` done to the schemas right in it."""
+    return {name: _over_part(name, value, do) for name, value in node.items()}
+
+
+def _over_part(name: str, value: Any, do: Callable[[Any], Any]) -> Any:
+    if name in _MAPS and isinstance(value, dict):
+        return {key: do(inner) for key, inner in value.items()}
+    if name in _LISTS and isinstance(value, list):
+        return [do(inner) for inner in value]
+    return do(value) if name in _SINGLE else value
