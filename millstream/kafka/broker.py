@@ -135,12 +135,11 @@ def _format(jar_dir: Path, config: BrokerConfig) -> None:
     """Format beside the final place, then rename: a directory that exists is whole."""
     if config.data_dir.exists() and any(config.data_dir.iterdir()):
         raise KafkaSetupError(f"{config.data_dir} holds no Kafka log, yet isn't empty; move it away")
-    cluster_id = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
     scratch = Path(tempfile.mkdtemp(prefix="kafka-format-", dir=config.data_dir.parent))
     try:
         inside = replace(config, data_dir=scratch / "data")
         inside.config_file.write_text(render_config(inside))
-        argv = _java(jar_dir, 128, "kafka.tools.StorageTool", "format", "--standalone", "-t", cluster_id)
+        argv = _java(jar_dir, 128, "kafka.tools.StorageTool", "format", "--standalone", "-t", cluster_id(uuid.uuid4()))
         run = subprocess.run(
             [*argv, "-c", str(inside.config_file)],
             capture_output=True,
@@ -153,6 +152,12 @@ def _format(jar_dir: Path, config: BrokerConfig) -> None:
         inside.data_dir.rename(config.data_dir)
     finally:
         shutil.rmtree(scratch)
+
+
+def cluster_id(number: uuid.UUID) -> str:
+    """A name for a new cluster: the number in base64, as Kafka writes it. Without its first bit: by the other half of
+    all numbers some would begin with a hyphen, and Kafka's tool takes such a name for an option."""
+    return base64.urlsafe_b64encode(bytes([number.bytes[0] & 0x7F]) + number.bytes[1:]).decode().rstrip("=")
 
 
 def _cluster_id(meta: Path) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from millstream.kafka.broker import (
     BrokerConfig,
     KafkaSetupError,
+    cluster_id,
     command,
     format_storage,
     jars,
@@ -137,6 +139,12 @@ def test_a_state_directory_that_can_not_be_written_is_named(tmp_path: Path) -> N
     config = BrokerConfig(data_dir=tmp_path / "file" / "data", port=1, controller_port=2)
     with pytest.raises(KafkaSetupError, match="can't be used"):
         format_storage(tmp_path, config)
+
+
+def test_no_clusters_name_begins_like_an_option() -> None:
+    names = {cluster_id(uuid.UUID(int=first << 120 | 7)) for first in range(256)}
+    assert all(name[0].isalpha() and len(name) == 22 for name in names)
+    assert len(names) == 128
 
 
 def test_a_format_that_fails_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
