@@ -120,6 +120,31 @@ def test_korean_and_emoji_are_never_cut_in_a_stream(stack: Handle, client: opena
         assert "".join(texts) == unary
 
 
+def test_the_openai_client_gets_calls_and_json_streamed_and_whole_alike(stack: Handle, client: openai.OpenAI) -> None:
+    parameters = {"type": "object", "properties": {"city": {"type": "string", "maxLength": 20}}, "required": ["city"]}
+    tool = {"type": "function", "function": {"name": "get_weather", "parameters": parameters}}
+    body = {"model": stack.model, "messages": HI, "max_tokens": 120, "seed": 1}
+    forced = {**body, "tools": [tool], "tool_choice": "required", "parallel_tool_calls": False}
+    choice = client.chat.completions.create(**forced).choices[0]
+    (call,) = choice.message.tool_calls
+    assert (choice.finish_reason, choice.message.content, call.function.name) == ("tool_calls", None, "get_weather")
+    assert set(json.loads(call.function.arguments)) == {"city"}
+    parts = [part.choices[0].delta for part in client.chat.completions.create(**forced, stream=True)]
+    streamed = [one for part in parts for one in part.tool_calls or ()]
+    assert (streamed[0].id, streamed[0].function.name) == (call.id, "get_weather")
+    assert "".join(one.function.arguments for one in streamed) == call.function.arguments
+    schema = {"name": "x", "strict": True, "schema": {**parameters, "additionalProperties": False}}
+    bound = {**body, "response_format": {"type": "json_schema", "json_schema": schema}}
+    text = client.chat.completions.create(**bound).choices[0].message.content
+    assert set(json.loads(text)) == {"city"}
+    parts = [part.choices[0].delta for part in client.chat.completions.create(**bound, stream=True)]
+    assert "".join(part.content or "" for part in parts) == text
+    bound["response_format"] = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "hiccup"}}}
+    with pytest.raises(openai.BadRequestError) as bad:
+        client.chat.completions.create(**bound)
+    assert bad.value.param == "response_format.json_schema.schema"
+
+
 def test_stop_strings_and_limits_hold(stack: Handle, client: openai.OpenAI) -> None:
     body = chat_body(stack, 3, 16, stream=False) | {"stream_options": None}
     whole = client.chat.completions.create(**body).choices[0].message.content

@@ -367,6 +367,45 @@ async def test_killing_the_engine_changes_no_token(floor: Floor) -> None:
     check_bill(floor, request, heard)
 
 
+CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+FORCED = {
+    "tools": ({"type": "function", "function": {"name": "weather", "description": "", "parameters": CITY}},),
+    "tool_choice": "required",
+    "stop": ("<", "city"),
+    "max_tokens": 300,
+}
+
+
+async def test_a_forced_call_is_the_same_text_after_the_engines_death_and_ends_as_one(floor: Floor) -> None:
+    running = await floor.hire()
+    request = floor.desk.request(**FORCED)
+    await floor.desk.send(request)
+    await floor.desk.tokens(request.request_id, 10)
+    os.kill(running.engine_pid, signal.SIGKILL)
+    heard = await floor.desk.ended(request.request_id)
+    assert heard.ids() == await undisturbed(floor, request)
+    assert isinstance(heard.end, End)
+    assert (heard.end.reason, heard.end.ends) == ("tool_calls", ("tool_calls",))
+    late = Attach(request_id=request.request_id, attempt=1, reply=READER)
+    before = len(heard.entries)
+    await floor.desk.send(late)
+    await floor.desk.until(request.request_id, lambda heard: len(heard.entries) >= before + 3)
+    (whole,) = (entry for entry in heard.entries[before:] if isinstance(entry, Delta))
+    assert whole.text.startswith('<tool_call>\n{"name": "weather", "arguments": {"city": "')
+    assert whole.text.endswith('"}}\n</tool_call>')
+    check_bill(floor, request, heard)
+
+
+async def test_a_schema_that_cannot_be_compiled_is_refused_before_it_runs(floor: Floor) -> None:
+    await floor.hire()
+    broken = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "hiccup"}}}
+    heard = await floor.desk.ended(await floor.desk.send(floor.desk.request(response_format=broken)))
+    assert isinstance(heard.end, Refused)
+    assert (heard.end.status, heard.end.param) == (400, "response_format.json_schema.schema")
+    assert "hiccup" in heard.end.message
+    assert len(heard.entries) == 1
+
+
 async def test_the_next_owner_continues_where_the_journal_stands(floor: Floor) -> None:
     first = await floor.hire()
     request = floor.desk.request(max_tokens=60)

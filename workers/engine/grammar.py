@@ -50,7 +50,7 @@ class Grammars:
         control = frozenset(vocab.special_token_ids)
         self._spelled = [b"" if token in control else spelled for token, spelled in enumerate(vocab.tokens)]
         self._compiled: OrderedDict[str, LLMatcher] = OrderedDict()
-        self._banned: dict[int, bytes | None] = {}
+        self._straying = _straying(self._spelled)
         self._lock = threading.Lock()
 
     def compile(self, text: str) -> LLMatcher:
@@ -80,15 +80,7 @@ class Grammars:
 
         None when that is all of them. What goes on past the marker is bound to a grammar that such a token would evade.
         """
-        if written not in self._banned:
-            rest = _MARKER[written:]
-            stray = [
-                token
-                for token, spelled in enumerate(self._spelled)
-                if (len(spelled) > len(rest) and spelled.startswith(rest)) or _MARKER in spelled[:-1]
-            ]
-            self._banned[written] = _all_but(stray, len(self._spelled)) if stray else None
-        return self._banned[written]
+        return self._straying[written]
 
     def ends_marker(self, written: int, token: int) -> int:
         """How many bytes of the marker the text ends with, once `token` follows its first `written` bytes."""
@@ -170,6 +162,19 @@ _LIMITS = LLParserLimits(
     verbose_errors=False,
 )
 """a schema made to be slow is refused, or ends its own request, after some tenths of a second"""
+
+
+def _straying(spelled: Sequence[bytes]) -> list[bytes | None]:
+    """By how much of the marker is written: the mask of what may follow."""
+    long = {token: text for token, text in enumerate(spelled) if _MARKER[-1:] in text[:-1]}
+    masks: list[bytes | None] = []
+    for written in range(len(_MARKER)):
+        rest = _MARKER[written:]
+        stray = [
+            token for token, text in long.items() if (text.startswith(rest) and text != rest) or _MARKER in text[:-1]
+        ]
+        masks.append(_all_but(stray, len(spelled)) if stray else None)
+    return masks
 
 
 def _all_but(tokens: Iterable[int], count: int) -> bytes:
