@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from pathlib import Path
 
 from wire.settings import Settings
@@ -15,6 +16,8 @@ from workers.engine.simulated_vocabulary import SimulatedVocabulary
 from workers.engine.vocabulary import Vocabulary
 
 CHUNK_TOKENS = 256
+GPU_CHUNK_TOKENS = 2048
+"""enough rows to keep a GPU's arithmetic busy"""
 
 
 def config_of(settings: Settings) -> Config:
@@ -28,6 +31,8 @@ def config_of(settings: Settings) -> Config:
         simulated_ttft_ms=settings.simulated_ttft_ms,
         simulated_tbt_ms=settings.simulated_tbt_ms,
         log_level=settings.log_level,
+        device=settings.engine_device,
+        numerics=settings.numerics,
     )
 
 
@@ -52,6 +57,18 @@ def make_engine(config: Config, vocabulary: Vocabulary, *, sleep: Sleep = time.s
     if config.kind == "simulated":
         pace = Pace(ttft_ms=config.simulated_ttft_ms, tbt_ms=config.simulated_tbt_ms)
         return SimulatedEngine(limits, pace, sleep=sleep)
+    if config.device != "cpu":
+        from workers.engine.gpu.engine import load_engine as load_paged
+
+        limits = replace(limits, chunk_tokens=GPU_CHUNK_TOKENS, step_tokens=2 * GPU_CHUNK_TOKENS)
+        return load_paged(
+            _model_dir(config),
+            vocabulary,
+            limits,
+            device=config.device,
+            numerics=config.numerics,
+            threads=config.threads,
+        )
     from workers.engine.torch_engine import load_engine
 
     return load_engine(_model_dir(config), vocabulary, limits, threads=config.threads)

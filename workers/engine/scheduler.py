@@ -75,6 +75,7 @@ class Scheduler:
         self._free = list(range(limits.slots - 1, -1, -1))
         self._kv_reserved = 0
         self._settled: list[Emission] = []
+        self._freed: list[int] = []
 
     def add(self, sequence: Sequence) -> None:
         """Queue a request. One that can never run, and choices that were complete already, only have an ending."""
@@ -110,9 +111,15 @@ class Scheduler:
         group = self._running[generation.sequence.key]
         group.generations.remove(generation)
         self._free.append(generation.slot)
+        self._freed.append(generation.slot)
         if not group.generations:
             self._kv_reserved -= group.reserved
             del self._running[generation.sequence.key]
+
+    def freed(self) -> list[int]:
+        """Slots whose choices have ended; each is given once, before it is used again if asked for before each step."""
+        freed, self._freed = self._freed, []
+        return freed
 
     def busy(self) -> bool:
         return bool(self._running or self._interactive or self._batch or self._settled)
