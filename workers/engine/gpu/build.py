@@ -48,6 +48,8 @@ class Built(msgspec.Struct, frozen=True, kw_only=True):
     """A rank that is ready, and what there is to know of it."""
 
     rank: Rank
+    model: Model
+    runs: Runs
     weights: Weights
     kernels: Kernels
     kv_tokens: int
@@ -80,8 +82,9 @@ def build(setup: Setup, source: Source | None = None, architecture: Architecture
         )
     model = Model(weights, kernels, ranks, pages=pages, context_tokens=setup.context_tokens)
     table = Pages(pages, slots=setup.slots, context_tokens=setup.context_tokens)
-    rank = Rank(model, _runs(model, setup, shard.device), table)
-    return Built(rank=rank, weights=weights, kernels=kernels, kv_tokens=promised)
+    runs = _runs(model, setup, shard.device)
+    rank = Rank(model, runs, table)
+    return Built(rank=rank, model=model, runs=runs, weights=weights, kernels=kernels, kv_tokens=promised)
 
 
 def _check(architecture: Architecture, setup: Setup) -> None:

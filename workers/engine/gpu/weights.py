@@ -90,6 +90,11 @@ def quantised(weight: torch.Tensor, bias: torch.Tensor | None) -> Matrix:
     return Matrix(values=(wide / scale[:, None]).round().to(torch.int8), scale=scale, bias=bias)
 
 
+def _own(tensor: torch.Tensor, device: torch.device, dtype: torch.dtype) -> torch.Tensor:
+    """A copy where the allocator puts it: how a file's mapping happens to be aligned can change a library's last bit."""
+    return tensor.to(device, dtype, copy=True, memory_format=torch.contiguous_format)
+
+
 class _Reader:
     """Reads what a rank needs."""
 
@@ -115,10 +120,10 @@ class _Reader:
         )
 
     def norm(self, name: str, size: int) -> torch.Tensor:
-        return self._source.read(name, 0, 0, size).to(self._shard.device, torch.float32)
+        return _own(self._source.read(name, 0, 0, size), self._shard.device, torch.float32)
 
     def rows(self, name: str, count: int) -> torch.Tensor:
-        return self._source.read(name, 0, 0, count).to(self._shard.device, self._shard.dtype)
+        return _own(self._source.read(name, 0, 0, count), self._shard.device, self._shard.dtype)
 
     def head(self, embedding: torch.Tensor) -> Matrix:
         """This rank's rows; of the embedding, where the model ties the two."""
@@ -126,7 +131,7 @@ class _Reader:
         each = -(-vocab // shard.ranks)
         begin, end = min(vocab, shard.rank * each), min(vocab, (shard.rank + 1) * each)
         if self._source.has("lm_head.weight"):
-            mine = self._source.read("lm_head.weight", 0, begin, end).to(shard.device, shard.dtype)
+            mine = _own(self._source.read("lm_head.weight", 0, begin, end), shard.device, shard.dtype)
         else:
             mine = embedding[begin:end]
         if end - begin < each:
@@ -175,4 +180,4 @@ class _Reader:
         bias = None if bias is None else bias.to(device, torch.float32)
         if self._shard.int8:
             return quantised(weight.to(device), bias)
-        return Matrix(values=weight.to(device, self._shard.dtype).contiguous(), bias=bias)
+        return Matrix(values=_own(weight, device, self._shard.dtype), bias=bias)
