@@ -91,7 +91,7 @@ def quantised(weight: torch.Tensor, bias: torch.Tensor | None) -> Matrix:
 
 
 def _own(tensor: torch.Tensor, device: torch.device, dtype: torch.dtype) -> torch.Tensor:
-    """A copy where the allocator puts it: how a file's mapping happens to be aligned can change a library's last bit."""
+    """A copy where the allocator puts it: how a file's mapping is aligned can change a library's last bit."""
     return tensor.to(device, dtype, copy=True, memory_format=torch.contiguous_format)
 
 
