@@ -98,8 +98,8 @@ def model() -> None:
             made = Model(weights, kernels, Alone(), pages=9, context_tokens=512)
             return Rank(made, Eager(made, shard.device), Pages(9, slots=4, context_tokens=512))
 
-        prompt = Item(0, 0, tuple(range(3, 43)), False, (1,), True)
-        tokens = [Item(slot, 40, (9, 10), True, (), True) for slot in (0, 1)]
+        prompt = Item(0, 0, tuple(range(3, 43)), False, (1,), 1)
+        tokens = [Item(slot, 40, (9, 10), True, (), 1) for slot in (0, 1)]
         mine, theirs = rank(Paged(torch.float32)), rank(PLAIN)
         for items in ((prompt,), tokens):
             order = Order((), tuple(items))

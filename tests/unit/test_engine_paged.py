@@ -19,7 +19,7 @@ from workers.engine.gpu.numerics import Numerics
 from workers.engine.gpu.pages import PAGE_TOKENS, Pages
 from workers.engine.gpu.passes import Item, passes, place
 from workers.engine.gpu.plain import PlainKernels
-from workers.engine.gpu.runner import PagedRunner
+from workers.engine.gpu.runner import Order, PagedRunner
 from workers.engine.gpu.weights import quantised
 from workers.engine.scheduler import Work
 
@@ -59,7 +59,7 @@ def setup_of(directory: Path, **changes: object) -> Setup:
         "port": 0,
         "slots": 6,
         "context_tokens": 1024,
-        "threads": 2,
+        "threads": 1,
         **changes,
     }
     return Setup(**fields)  # type: ignore[arg-type]
@@ -245,12 +245,12 @@ def test_a_pass_fits_the_smallest_graph_that_holds_it() -> None:
 def test_rows_that_fill_a_graph_up_touch_the_scratch_page_alone(model_dir: Path) -> None:
     """The graph's buffers hold a pass and its padding; run as a batch they give what the pass gives without."""
     built = build(setup_of(model_dir))
-    items = [Item(slot, 0, prompt_of(slot, 5 + slot), False, (), False) for slot in range(5)]
+    items = [Item(slot, 0, prompt_of(slot, 5 + slot), False) for slot in range(5)]
     with torch.inference_mode():
         place(items, built.rank.pages)
         for work in passes(items, built.rank.pages, 256):
             built.runs.run(work)
-        tokens = [Item(slot, 5 + slot, (7,), True, (), True) for slot in range(5)]
+        tokens = [Item(slot, 5 + slot, (7,), True, (), 1) for slot in range(5)]
         place(tokens, built.rank.pages)
         (work,) = passes(tokens, built.rank.pages, 256)
         expected = built.runs.run(work)
@@ -266,7 +266,7 @@ def test_rows_that_fill_a_graph_up_touch_the_scratch_page_alone(model_dir: Path)
 
 
 def passes_of_one(pages: Pages) -> object:
-    (work,) = passes([Item(2, 7, (7,), True, (), True)], pages, 256)
+    (work,) = passes([Item(2, 7, (7,), True, (), 1)], pages, 256)
     return work
 
 
@@ -275,3 +275,46 @@ def test_an_architectures_heads_decide_what_a_rank_holds(model_dir: Path) -> Non
     layer = build(setup_of(model_dir)).weights.layers[0]
     assert layer.qkv.values.shape == ((6 + 2 + 2) * 16, architecture.hidden)
     assert (layer.heads.queries, layer.heads.keys) == (6, 2)
+
+
+def test_blocks_of_the_prefix_cache_give_the_bits_of_computing_and_copy_nothing(model_dir: Path) -> None:
+    """Three pieces of one prompt in one step, two of them kept; another slot begins with these."""
+    ids = prompt_of(9, 3 * PAGE_TOKENS - 50)
+    built = build(setup_of(model_dir, blocks=2))
+    rank, pages = built.rank, built.rank.pages
+    all_pages = pages.free
+    first, second, third = ids[:PAGE_TOKENS], ids[PAGE_TOKENS : 2 * PAGE_TOKENS], ids[2 * PAGE_TOKENS :]
+    pieces = (
+        Item(0, 0, first, False, save=1),
+        Item(0, PAGE_TOKENS, second, False, save=0),
+        Item(0, 2 * PAGE_TOKENS, third, False, rows=1),
+    )
+    computed = rank.obey(Order((), pieces))
+    alone = World(model_dir)
+    alone.run(piece(0, 0, first))
+    alone.run(piece(0, PAGE_TOKENS, second))
+    assert np.array_equal(alone.run(piece(0, 2 * PAGE_TOKENS, third)), computed)
+    assert all_pages - pages.free == 3
+    rank.obey(Order((0,), ()))
+    assert all_pages - pages.free == 2
+    found = rank.obey(Order((), (Item(4, 2 * PAGE_TOKENS, third, False, (), 1, (1, 0)),)))
+    assert torch.equal(found, computed)
+    assert all_pages - pages.free == 3
+    rank.obey(Order((4,), (Item(2, 0, second, False, save=0),)))
+    assert all_pages - pages.free == 2
+    rank.obey(Order((2,), ()))
+    assert all_pages - pages.free == 2
+
+
+def test_logits_of_several_rows_of_an_item_come_in_order(model_dir: Path) -> None:
+    ids = prompt_of(2, SIZES[-1] + 30)
+    rank = build(setup_of(model_dir)).rank
+    asked = (Item(1, 0, ids[:4], False, rows=4), Item(0, 0, ids[:9], False, rows=2), Item(2, 0, ids[:5], False))
+    got = rank.obey(Order((), asked))
+    assert len(got) == 6
+    assert torch.equal(got[3], rank.obey(Order((0,), (Item(0, 0, ids[:4], False, rows=1),)))[0])
+    many = Item(0, 4, ids[4:], True, rows=SIZES[-1] + 3)
+    rows = rank.obey(Order((), (Item(2, 5, (8,), True, rows=1), many)))[1:]
+    assert len(rows) == SIZES[-1] + 3
+    assert torch.equal(rows[-1:], rank.obey(Order((), (Item(0, len(ids) - 1, ids[-1:], True, rows=1),))))
+    assert torch.equal(rows[:1], rank.obey(Order((), (Item(0, 27, (ids[27],), True, rows=1),))))

@@ -17,6 +17,8 @@ from workers.engine.simulated_vocabulary import SimulatedVocabulary
 
 SLOTS = 5
 CONTEXT = 4 * PAGE_TOKENS
+ALL = SLOTS * 4 + 2
+"""pages: of the slots, and of two blocks of the prefix cache"""
 slots = st.integers(0, SLOTS - 1)
 tokens = st.integers(1, CONTEXT)
 actions = st.lists(
@@ -24,6 +26,8 @@ actions = st.lists(
         st.tuples(st.just("reach"), slots, tokens),
         st.tuples(st.just("release"), slots),
         st.tuples(st.just("copy"), slots, slots),
+        st.tuples(st.just("save"), slots, st.integers(0, 1), st.integers(0, 3)),
+        st.tuples(st.just("load"), slots, st.integers(0, 1)),
     ),
     max_size=40,
 )
@@ -32,8 +36,8 @@ actions = st.lists(
 @settings(max_examples=300, deadline=None)
 @given(actions)
 def test_whatever_happens_pages_are_held_or_free_and_each_slot_writes_its_own(steps: list[tuple]) -> None:
-    pages = Pages(SLOTS * 4 + 1, slots=SLOTS, context_tokens=CONTEXT)
-    lengths = [0] * SLOTS
+    pages = Pages(ALL + 1, slots=SLOTS, context_tokens=CONTEXT)
+    lengths, blocks = [0] * SLOTS, {}
     for name, slot, *more in steps:
         if name == "reach":
             lengths[slot] = max(lengths[slot], more[0])
@@ -41,19 +45,27 @@ def test_whatever_happens_pages_are_held_or_free_and_each_slot_writes_its_own(st
         elif name == "release":
             pages.release((slot,))
             lengths[slot] = 0
-        elif more[0] != slot and lengths[slot]:
+        elif name == "save" and lengths[slot] >= (more[1] + 1) * PAGE_TOKENS:
+            pages.save(more[0], slot, more[1] * PAGE_TOKENS)
+            blocks[more[0]] = pages.held(slot)[more[1]]
+        elif name == "load" and more[0] in blocks:
+            pages.release((slot,))
+            pages.load(slot, (more[0],))
+            lengths[slot] = PAGE_TOKENS
+            assert pages.held(slot) == (blocks[more[0]],)
+        elif name == "copy" and more[0] != slot and lengths[slot]:
             pages.copy(slot, more[0], lengths[slot])
             lengths[more[0]] = lengths[slot]
-        _check(pages, lengths)
+        _check(pages, lengths, list(blocks.values()))
     pages.release(range(SLOTS))
-    assert pages.free == SLOTS * 4
+    assert pages.free == ALL - len(set(blocks.values()))
 
 
-def _check(pages: Pages, lengths: list[int]) -> None:
+def _check(pages: Pages, lengths: list[int], blocks: list[int]) -> None:
     held = [pages.held(slot) for slot in range(SLOTS)]
-    holders = Counter(page for mine in held for page in mine)
+    holders = Counter([*(page for mine in held for page in mine), *blocks])
     assert SCRATCH not in holders
-    assert len(holders) + pages.free == SLOTS * 4
+    assert len(holders) + pages.free == ALL
     for slot, mine in enumerate(held):
         assert len(mine) == pages_of(lengths[slot])
         assert list(pages.table[slot, : len(mine)]) == list(mine)

@@ -13,7 +13,7 @@ from workers.engine.errors import ModelUnusable
 from workers.engine.gpu.device import Eager, Runs
 from workers.engine.gpu.kernels import Kernels
 from workers.engine.gpu.model import Model, page_bytes
-from workers.engine.gpu.pages import Pages, kv_tokens, pages_of
+from workers.engine.gpu.pages import PAGE_TOKENS, Pages, kv_tokens, pages_of
 from workers.engine.gpu.plain import PlainKernels
 from workers.engine.gpu.ranks import Alone, Group, Ranks
 from workers.engine.gpu.runner import Rank
@@ -42,6 +42,9 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
     threads: int
     pages: int | None = None
     """of the cache; None: as many as can be used, or fit"""
+    blocks: int = 0
+    """of the prefix cache"""
+    block_tokens: int = PAGE_TOKENS
 
 
 class Built(msgspec.Struct, frozen=True, kw_only=True):
@@ -74,14 +77,14 @@ def build(setup: Setup, source: Source | None = None, architecture: Architecture
     weights = load(architecture, source or Files(Path(setup.model_dir)), shard)
     kernels, ranks = _kernels(setup), _ranks(setup, shard.device)
     pages = ranks.least(_pages(setup, weights, kernels))
-    promised = kv_tokens(pages, setup.slots, setup.context_tokens)
+    promised = kv_tokens(pages - _kept(setup), setup.slots, setup.context_tokens)
     if promised < setup.context_tokens:
         raise ModelUnusable(
             f"the GPU has room for {promised} tokens of {setup.slots} sequences, less than one context of"
             f" {setup.context_tokens}; lower MILLSTREAM_CONTEXT_TOKENS or MILLSTREAM_ENGINE_SLOTS, or use more GPUs"
         )
     model = Model(weights, kernels, ranks, pages=pages, context_tokens=setup.context_tokens)
-    table = Pages(pages, slots=setup.slots, context_tokens=setup.context_tokens)
+    table = Pages(pages, slots=setup.slots, context_tokens=setup.context_tokens, block_tokens=setup.block_tokens)
     runs = _runs(model, setup, shard.device)
     rank = Rank(model, runs, table)
     return Built(rank=rank, model=model, runs=runs, weights=weights, kernels=kernels, kv_tokens=promised)
@@ -95,6 +98,8 @@ def _check(architecture: Architecture, setup: Setup) -> None:
         )
     if architecture.head_size % _HEAD_MULTIPLE or architecture.head_size > _HEAD_MOST:
         raise ModelUnusable(f"heads of {architecture.head_size} dimensions can't be run on a GPU")
+    if setup.block_tokens % PAGE_TOKENS:
+        raise ModelUnusable(f"blocks of {setup.block_tokens} tokens aren't whole pages of {PAGE_TOKENS}")
     check_even(architecture, setup.ranks)
     if setup.device == "cuda" and torch.cuda.device_count() < setup.ranks:
         raise ModelUnusable(f"{setup.ranks} GPUs are asked for, but {torch.cuda.device_count()} can be used")
@@ -126,11 +131,16 @@ def _ranks(setup: Setup, device: torch.device) -> Ranks:
 def _pages(setup: Setup, weights: Weights, kernels: Kernels) -> int:
     if setup.pages is not None:
         return setup.pages
-    wanted = setup.slots * pages_of(setup.context_tokens) + 1
+    wanted = setup.slots * pages_of(setup.context_tokens) + _kept(setup) + 1
     if setup.device != "cuda":
         return wanted
     free_bytes, _ = torch.cuda.mem_get_info(weights.shard.device)
     return min(wanted, int(free_bytes * _MEMORY_SHARE) // page_bytes(weights, kernels))
+
+
+def _kept(setup: Setup) -> int:
+    """Pages that the prefix cache may hold."""
+    return setup.blocks * pages_of(setup.block_tokens)
 
 
 def _runs(model: Model, setup: Setup, device: torch.device) -> Runs:

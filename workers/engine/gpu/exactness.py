@@ -143,7 +143,7 @@ def _replay(built: Built) -> Found:
     _release(built)
     _obey(built, [_prompt(0, 20)])
     ids = tuple(token for at in range(40) for token in _token(0, 20 + at).ids)
-    alike = torch.equal(_obey(built, [Item(0, 20, ids, True, (), True)]), single)
+    alike = torch.equal(_obey(built, [Item(0, 20, ids, True, (), 1)]), single)
     _release(built)
     return Found(name="a replay against single steps", good=alike, detail=_said(0.0, alike))
 
@@ -155,8 +155,8 @@ def _transformers(built: Built, model_dir: Path) -> Found:
     ids = _prompt(0, 64).ids
     theirs = AutoModelForCausalLM.from_pretrained(model_dir, dtype=built.kernels.dtype).to(built.weights.shard.device)
     expected = theirs(torch.tensor([ids], device=built.weights.shard.device)).logits[0].float()
-    mine = [_obey(built, [Item(0, 0, ids[:32], False, (), True)])]
-    mine += [_obey(built, [Item(0, at, ids[at : at + 1], True, (), True)]) for at in range(32, 64)]
+    mine = [_obey(built, [Item(0, 0, ids[:32], False, (), 1)])]
+    mine += [_obey(built, [Item(0, at, ids[at : at + 1], True, (), 1)]) for at in range(32, 64)]
     _release(built)
     logits = torch.cat(mine)
     off, same = _off(logits, expected[31:]), (logits.argmax(1) == expected[31:].argmax(1)).float().mean().item()
@@ -165,11 +165,11 @@ def _transformers(built: Built, model_dir: Path) -> Found:
 
 
 def _prompt(slot: int, tokens: int) -> Item:
-    return Item(slot, 0, tuple((slot * 7 + at * 13) % 251 for at in range(tokens)), False, (), True)
+    return Item(slot, 0, tuple((slot * 7 + at * 13) % 251 for at in range(tokens)), False, (), 1)
 
 
 def _token(slot: int, position: int) -> Item:
-    return Item(slot, position, ((slot * 5 + position) % 251,), True, (), True)
+    return Item(slot, position, ((slot * 5 + position) % 251,), True, (), 1)
 
 
 def _obey(built: Built, items: list[Item]) -> torch.Tensor:

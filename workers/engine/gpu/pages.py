@@ -37,6 +37,8 @@ def pages_of(tokens: int) -> int:
 def kv_tokens(pages: int, slots: int, context_tokens: int) -> int:
     """How many tokens may be promised to `slots` sequences so that `pages` pages (one is scratch) always suffice.
 
+    What the prefix cache may hold comes on top.
+
     A sequence of t tokens takes at most (t + PAGE_TOKENS − 1) / PAGE_TOKENS pages: each slot may waste all but one
     token of a page. With a whole context's pages for every slot nothing can run out.
     """
@@ -47,9 +49,16 @@ def kv_tokens(pages: int, slots: int, context_tokens: int) -> int:
 
 
 class Pages:
-    """Gives slots their pages as they grow. Slots of one prompt share the pages that are full, which nobody writes."""
+    """Gives slots their pages as they grow.
 
-    def __init__(self, pages: int, *, slots: int, context_tokens: int) -> None:
+    Full pages, which nobody writes, are shared: by the slots of one prompt, and with the prefix cache, whose blocks are
+    whole pages, so that to keep and to find one copies nothing.
+    """
+
+    def __init__(self, pages: int, *, slots: int, context_tokens: int, block_tokens: int = PAGE_TOKENS) -> None:
+        """`block_tokens`: of the prefix cache's blocks; a multiple of PAGE_TOKENS."""
+        self.block_tokens = block_tokens
+        self._blocks: dict[int, list[int]] = {}
         self._free = list(range(pages - 1, SCRATCH, -1))
         self._held: list[list[int]] = [[] for _ in range(slots)]
         self._holders = [0] * pages
@@ -75,10 +84,7 @@ class Pages:
     def release(self, slots: Iterable[int]) -> None:
         """Take back what these slots hold. A slot that holds nothing may be named."""
         for slot in slots:
-            for page in reversed(self._held[slot]):
-                self._holders[page] -= 1
-                if not self._holders[page]:
-                    self._free.append(page)
+            self._drop(self._held[slot])
             self._held[slot].clear()
             self.table[slot] = SCRATCH
 
@@ -95,6 +101,26 @@ class Pages:
             return None
         self.reach(target, tokens)
         return PageCopy(source=self._held[source][whole], target=self._held[target][whole])
+
+    def load(self, slot: int, blocks: Iterable[int]) -> None:
+        """Let a slot go on with what these blocks hold."""
+        for block in blocks:
+            for page in self._blocks[block]:
+                self._append(slot, page)
+
+    def save(self, block: int, slot: int, start: int) -> None:
+        """Let a block hold a slot's positions from `start` on, instead of what it held."""
+        self._drop(self._blocks.pop(block, []))
+        kept = self._held[slot][start // PAGE_TOKENS : (start + self.block_tokens) // PAGE_TOKENS]
+        for page in kept:
+            self._holders[page] += 1
+        self._blocks[block] = kept
+
+    def _drop(self, pages: list[int]) -> None:
+        for page in reversed(pages):
+            self._holders[page] -= 1
+            if not self._holders[page]:
+                self._free.append(page)
 
     def _append(self, slot: int, page: int) -> None:
         self.table[slot, len(self._held[slot])] = page

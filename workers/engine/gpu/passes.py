@@ -27,12 +27,17 @@ class Item(msgspec.Struct, frozen=True, array_like=True):
     start: int
     ids: tuple[int, ...]
     stepwise: bool
-    copies: tuple[int, ...]
-    draws: bool
+    copies: tuple[int, ...] = ()
+    rows: int = 0
+    """of how many positions, the last ones, logits are asked for"""
+    loads: tuple[int, ...] = ()
+    """blocks of the prefix cache that hold what comes right before `start`"""
+    save: int | None = None
+    """block of the prefix cache that gets these positions, once they are computed"""
 
     @classmethod
     def of(cls, work: Work) -> Item:
-        return cls(work.slot, work.start, work.ids, work.stepwise, work.copies, bool(work.draws))
+        return cls(work.slot, work.start, work.ids, work.stepwise, work.copies, int(bool(work.draws)))
 
     @property
     def end(self) -> int:
@@ -64,11 +69,19 @@ class Pass:
 
 
 def place(items: Sequence[Item], pages: Pages) -> None:
-    """Give each item the pages that it writes to. One that begins at 0 begins anew."""
+    """Give each item the pages that it reads and writes. A slot begins anew at 0, or with the blocks that fill it."""
     for item in items:
-        if item.start == 0:
+        if item.start == len(item.loads) * pages.block_tokens:
             pages.release((item.slot,))
+        pages.load(item.slot, item.loads)
         pages.reach(item.slot, item.end)
+
+
+def save(items: Sequence[Item], pages: Pages) -> None:
+    """After the step: keep what it computed for the prefix cache."""
+    for item in items:
+        if item.save is not None:
+            pages.save(item.save, item.slot, item.start)
 
 
 def copies(items: Sequence[Item], pages: Pages) -> Iterator[PageCopy]:
@@ -94,8 +107,12 @@ def _pieces(pieces: Sequence[tuple[int, Item]], pages: Pages) -> Pass:
     slots = np.array([item.slot for _, item in pieces], np.int32)
     positions = np.concatenate([np.arange(item.start, item.end, dtype=np.int32) for _, item in pieces])
     begins = np.concatenate(([0], np.cumsum(counts))).astype(np.int32)
-    draws = [(begins[at + 1] - 1, number) for at, (number, item) in enumerate(pieces) if item.draws]
-    drawing, numbers = np.array(draws, np.int32).reshape(-1, 2).T
+    drawn = [
+        (row, number)
+        for end, (number, item) in zip(begins[1:], pieces, strict=True)
+        for row in range(end - item.rows, end)
+    ]
+    drawing, numbers = np.array(drawn, np.int32).reshape(-1, 2).T
     return Pass(
         decode=False,
         ids=np.concatenate([np.array(item.ids, np.int32) for _, item in pieces]),
@@ -115,7 +132,7 @@ _TOKEN, _SLOT, _POSITION, _ITEM = range(4)
 
 def _token_rows(items: Sequence[Item]) -> Ints:
     rows = [
-        (token, item.slot, item.start + at, number if item.draws and at + 1 == len(item.ids) else -1)
+        (token, item.slot, item.start + at, number if at >= len(item.ids) - item.rows else -1)
         for number, item in enumerate(items)
         if item.stepwise
         for at, token in enumerate(item.ids)

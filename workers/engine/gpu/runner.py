@@ -12,7 +12,7 @@ import torch
 from workers.engine.gpu.device import Runs
 from workers.engine.gpu.model import Model
 from workers.engine.gpu.pages import Pages
-from workers.engine.gpu.passes import Item, copies, passes, place
+from workers.engine.gpu.passes import Item, copies, passes, place, save
 from workers.engine.scheduler import Work
 
 Logits = npt.NDArray[np.float32]
@@ -36,7 +36,7 @@ class Rank:
 
     @torch.inference_mode()
     def obey(self, order: Order) -> torch.Tensor:
-        """Compute a step. Logits of the items that draw, in order: [items, vocab] float32, on the device."""
+        """Compute a step. Logits of the rows that are asked for, in order of items: float32, on the device."""
         self.pages.release(order.ended)
         place(order.items, self.pages)
         parts: list[torch.Tensor] = []
@@ -48,6 +48,7 @@ class Rank:
                 numbers += work.items.tolist()
         for copy in copies(order.items, self.pages):
             self._model.copy_page(copy.source, copy.target)
+        save(order.items, self.pages)
         return _in_order(parts, numbers)
 
 
@@ -79,7 +80,7 @@ class PagedRunner:
 
 
 def _in_order(parts: Sequence[torch.Tensor], numbers: Sequence[int]) -> torch.Tensor:
-    """Rows by the number of their item."""
+    """Rows by the number of their item; of one item, in order of positions."""
     if not parts:
         return torch.empty(0, 0)
     order = torch.from_numpy(np.argsort(numbers, kind="stable"))
