@@ -119,6 +119,7 @@ class Stack:
             "ENGINE": engine_of(index),
             "ENGINE_KIND": self.served.engine_kind,
             "ENGINE_THREADS": str(self.threads),
+            "ENGINE_DEVICE": "cpu",
             "POOL": POOL,
             "MODEL": self.served.name,
             "MODEL_VERSION": VERSION,

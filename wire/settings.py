@@ -99,6 +99,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     engine_prefix_tokens: int = 16_384
     """tokens of prompts whose computed beginnings an engine keeps for prompts that begin alike; 0 = none"""
     engine_threads: int = 2
+    engine_device: str = "cpu"
+    """cpu; cuda: one or more GPUs; reference: the GPU engine in plain torch on the CPU, to check it without one"""
     pool: str = "cpu"
     model: str = ""
     """public name; must be in the catalogue"""
@@ -152,6 +154,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             )
         if self.engine_kind not in ("torch", "simulated"):
             raise SettingsError(f"{PREFIX}ENGINE_KIND is {self.engine_kind!r}; use torch or simulated")
+        if self.engine_device not in ("cpu", "cuda", "reference"):
+            raise SettingsError(f"{PREFIX}ENGINE_DEVICE is {self.engine_device!r}; use cpu, cuda or reference")
         if self.routing_policy not in ("marginal", "earlier"):
             raise SettingsError(f"{PREFIX}ROUTING_POLICY is {self.routing_policy!r}; use marginal or earlier")
         if self.pool not in ("gpu", "cpu"):

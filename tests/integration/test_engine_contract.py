@@ -11,6 +11,7 @@ import pytest
 import torch
 from engine_world import LIMITS, Told, make_sequence, restored_at, run, write_model
 
+from workers.engine.gpu.engine import load_engine as load_paged
 from workers.engine.protocol import Engine, Key, Restored, Sequence
 from workers.engine.runner import Runner
 from workers.engine.simulated import Pace, SimulatedEngine
@@ -36,18 +37,33 @@ def weights(model_dir: Path) -> Weights:
     return load(model_dir)
 
 
-@pytest.fixture(params=["simulated", "torch"])
-def vocabulary(request: pytest.FixtureRequest, model_dir: Path) -> Vocabulary:
-    return SimulatedVocabulary() if request.param == "simulated" else Tokenizer.load(model_dir)
+@pytest.fixture(
+    params=[
+        "simulated",
+        "torch",
+        "reference",
+        pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")),
+    ]
+)
+def kind(request: pytest.FixtureRequest) -> str:
+    """An engine; the last two are the GPU's, in plain torch on the CPU and with its kernels."""
+    return str(request.param)
 
 
 @pytest.fixture
-def make(vocabulary: Vocabulary, weights: Weights) -> Callable[[], Engine]:
+def vocabulary(kind: str, model_dir: Path) -> Vocabulary:
+    return SimulatedVocabulary() if kind == "simulated" else Tokenizer.load(model_dir)
+
+
+@pytest.fixture
+def make(kind: str, vocabulary: Vocabulary, weights: Weights, model_dir: Path) -> Callable[[], Engine]:
     """A fresh engine, as after a restart."""
 
     def made() -> Engine:
-        if isinstance(vocabulary, SimulatedVocabulary):
+        if kind == "simulated":
             return SimulatedEngine(LIMITS, Pace(ttft_ms=0, tbt_ms=0))
+        if kind != "torch":
+            return load_paged(model_dir, vocabulary, LIMITS, device=kind, numerics="bf16", threads=1)
         runner = Runner(weights, slots=LIMITS.slots, context_tokens=LIMITS.context_tokens)
         return TorchEngine(runner, vocabulary, LIMITS)
 

@@ -53,6 +53,7 @@ def test_each_kind_of_value_is_read() -> None:
         ({"REGIONS": '{"local": {"bootstrap": "a", "bootstarp": "b"}}'}, "it must be JSON"),
         ({"REGION": "mars"}, "MILLSTREAM_REGION is 'mars', but MILLSTREAM_REGIONS has no cluster"),
         ({"ENGINE_KIND": "steam"}, "use torch or simulated"),
+        ({"ENGINE_DEVICE": "tpu"}, "use cpu, cuda or reference"),
         ({"POOL": "tpu"}, "use gpu or cpu"),
         ({"SLOT": "8"}, "it must be from 0 to MILLSTREAM_SLOTS - 1 = 7"),
     ],

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import ctypes
 import logging
-import os
 import signal
 import socket
 import sys
 
 from workers.engine.child import Child
 from workers.engine.errors import EngineError
+from workers.engine.parent import die_with
 
-_PR_SET_PDEATHSIG = 1
 _log = logging.getLogger("millstream.engine")
 
 
@@ -22,7 +20,7 @@ def main(argv: list[str]) -> int:
         print("the worker starts this process itself: run `python -m workers`", file=sys.stderr)
         return 2
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
-    _die_with(parent=int(argv[2]))
+    die_with(parent=int(argv[2]))
     with socket.socket(fileno=int(argv[1])) as link:
         child = Child(link)
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # ^C reaches the whole group: the parent decides
@@ -33,13 +31,6 @@ def main(argv: list[str]) -> int:
             _log.error("%s", exc)
             return 1
     return 0
-
-
-def _die_with(parent: int) -> None:
-    """Ask the kernel to kill this process when its parent dies; a parent already gone is noticed by its pid."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        os._exit(1)
 
 
 if __name__ == "__main__":

@@ -18,6 +18,8 @@ from workers.engine.vocabulary import Vocabulary
 CHUNK_TOKENS = 64
 """a piece of a prompt and a block of the prefix cache: about a link of a prefix chain"""
 STEP_TOKENS = 256
+GPU_CHUNK_TOKENS = 2048
+"""enough rows to keep a GPU's arithmetic busy"""
 
 
 def config_of(settings: Settings) -> Config:
@@ -32,6 +34,8 @@ def config_of(settings: Settings) -> Config:
         simulated_ttft_ms=settings.simulated_ttft_ms,
         simulated_tbt_ms=settings.simulated_tbt_ms,
         log_level=settings.log_level,
+        device=settings.engine_device,
+        numerics=settings.numerics,
     )
 
 
@@ -58,6 +62,18 @@ def make_engine(config: Config, vocabulary: Vocabulary, *, sleep: Sleep = time.s
     if config.kind == "simulated":
         pace = Pace(ttft_ms=config.simulated_ttft_ms, tbt_ms=config.simulated_tbt_ms)
         return SimulatedEngine(_keeping(limits, config), pace, sleep=sleep)
+    if config.device != "cpu":
+        from workers.engine.gpu.engine import load_engine as load_paged
+
+        limits = replace(limits, chunk_tokens=GPU_CHUNK_TOKENS, step_tokens=2 * GPU_CHUNK_TOKENS)
+        return load_paged(
+            _model_dir(config),
+            vocabulary,
+            limits,
+            device=config.device,
+            numerics=config.numerics,
+            threads=config.threads,
+        )
     from workers.engine.torch_engine import load_engine
 
     return load_engine(_model_dir(config), vocabulary, _keeping(limits, config), threads=config.threads)

@@ -84,6 +84,7 @@ class Scheduler:
         self._cache = PrefixCache(limits.prefix_blocks, limits.chunk_tokens)
         self._untold: dict[Key, int] = {}
         """prompt tokens found in the cache, of requests that have said nothing yet"""
+        self._freed: set[int] = set()
 
     def add(self, sequence: Sequence) -> None:
         """Queue a request. One that can never run, and choices that were complete already, only have an ending."""
@@ -123,6 +124,12 @@ class Scheduler:
         self._vacate(group, [generation.slot])
         if not group.generations:
             del self._running[generation.sequence.key]
+
+    def freed(self) -> list[int]:
+        """Slots whose choices have ended or made room; each is given once. Asked for between `plan` and the run of each
+        step, none of them holds anything that is still wanted, whoever has the slot by then."""
+        freed, self._freed = sorted(self._freed), set()
+        return freed
 
     def busy(self) -> bool:
         return bool(self._running or self._waiting or self._settled)
@@ -272,6 +279,7 @@ class Scheduler:
         for slot in slots:
             del self._at[slot]
         self._free += slots
+        self._freed.update(slots)
         self._kv_reserved -= len(slots) * group.kv_of_choice
 
     def _forget(self, gone: Callable[[Key], bool]) -> None:

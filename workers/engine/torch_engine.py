@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from pathlib import Path
+from typing import Protocol
 
 import msgspec
 
@@ -14,10 +15,26 @@ from workers.engine.generation import Generation
 from workers.engine.pace import Pace
 from workers.engine.protocol import Emission, Key, Load, Prefixes, Sequence
 from workers.engine.rates import Rate
-from workers.engine.runner import Logits, Runner, load_runner
+from workers.engine.runner import Logits, load_runner
 from workers.engine.sampler import draw
 from workers.engine.scheduler import Limits, Scheduler, Work
 from workers.engine.vocabulary import Vocabulary
+
+
+class Runner(Protocol):
+    """The model itself, whatever it runs on."""
+
+    @property
+    def fingerprint(self) -> str:
+        """The numerics class."""
+        ...
+
+    @property
+    def vocab_size(self) -> int: ...
+
+    def run(self, work: Seq[Work]) -> Logits:
+        """Compute a step. Logits of the last position of each item that draws, in order: [items, vocab]."""
+        ...
 
 
 class TorchEngine:
