@@ -11,7 +11,7 @@ from workers.engine.vocabulary import Vocabulary
 class Generation:
     """A choice that hasn't ended. `ids` holds what it generated, in this engine's life or before."""
 
-    __slots__ = ("_eos_ids", "_text", "choice", "computed", "ids", "sequence", "slot")
+    __slots__ = ("_eos_ids", "_text", "choice", "computed", "ids", "prompt_logprobs", "sequence", "slot")
 
     def __init__(self, sequence: Sequence, choice: int, vocabulary: Vocabulary) -> None:
         restored = sequence.restored[choice] if sequence.restored else Restored(())
@@ -22,6 +22,8 @@ class Generation:
         """where its KV is, once it runs"""
         self.computed = 0
         """tokens of prompt and choice whose KV is there"""
+        self.prompt_logprobs: list[Logprob] = []
+        """of the prompt's tokens but the first, as far as they are known and asked for"""
         self._eos_ids = vocabulary.eos_ids
         self._text = TextStream(vocabulary.token_bytes, sequence.stop)
         self._text.push(self.ids)
@@ -36,6 +38,15 @@ class Generation:
         """Whether the next token must not end the choice."""
         return self.sequence.ignore_eos or len(self.ids) < self.sequence.min_tokens
 
+    @property
+    def scores_prompt(self) -> bool:
+        """Whether it is this choice that tells how likely the prompt was: with its first token, and only once."""
+        return self.sequence.prompt_logprobs is not None and self.choice == 0 and not self.ids
+
+    def score(self, start: int, logprobs: list[Logprob]) -> None:
+        """Logprobs of the prompt's tokens after position `start`."""
+        self.prompt_logprobs[start:] = logprobs
+
     def complete(self) -> Emission | None:
         """The ending of a restored choice that has all its tokens; None if it is to be run."""
         end = self._end()
@@ -44,14 +55,15 @@ class Generation:
     def take(self, token: int, logprob: Logprob | None) -> Emission:
         """Go on by the token that was drawn."""
         first = len(self.ids)
+        prompt = tuple(self.prompt_logprobs) if self.scores_prompt else None
         if token in self._eos_ids:
-            return self._emission(first, (), self._text.finish(), None, "stop")
+            return self._emission(first, (), self._text.finish(), None, "stop", prompt)
         self.ids.append(token)
         text = self._text.push((token,))
         end = self._end()
         if end is not None:
             text += self._text.finish()
-        return self._emission(first, (token,), text, logprob, end)
+        return self._emission(first, (token,), text, logprob, end, prompt)
 
     def fail(self, why: str) -> Emission:
         """Give the request up."""
@@ -63,12 +75,18 @@ class Generation:
         return "length" if len(self.ids) >= self.sequence.max_tokens else None
 
     def _emission(
-        self, first: int, ids: tuple[int, ...], text: str, logprob: Logprob | None, end: ChoiceEnd | None
+        self,
+        first: int,
+        ids: tuple[int, ...],
+        text: str,
+        logprob: Logprob | None,
+        end: ChoiceEnd | None,
+        prompt: tuple[Logprob, ...] | None = None,
     ) -> Emission:
         logprobs = None
         if self.sequence.logprobs is not None:
             logprobs = () if logprob is None else (logprob,)
-        return Emission(self.sequence.key, self.choice, first, ids, text, logprobs, end)
+        return Emission(self.sequence.key, self.choice, first, ids, text, logprobs, end, prompt_logprobs=prompt)
 
 
 def open_generations(sequence: Sequence, vocabulary: Vocabulary) -> list[Generation]:
@@ -78,3 +96,19 @@ def open_generations(sequence: Sequence, vocabulary: Vocabulary) -> list[Generat
         for choice in range(sequence.n)
         if not sequence.restored or sequence.restored[choice].end is None
     ]
+
+
+def joined(before: Emission, after: Emission) -> Emission:
+    """Two emissions of one choice that follow each other, as one."""
+    logprobs = None if before.logprobs is None else before.logprobs + (after.logprobs or ())
+    return Emission(
+        before.key,
+        before.choice,
+        before.first,
+        before.ids + after.ids,
+        before.text + after.text,
+        logprobs,
+        after.end,
+        after.error,
+        prompt_logprobs=before.prompt_logprobs,
+    )

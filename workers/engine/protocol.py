@@ -44,6 +44,8 @@ class Sequence(msgspec.Struct, frozen=True, kw_only=True):
     min_tokens: int = 0
     ignore_eos: bool = False
     logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    """as `logprobs`, of the prompt's tokens; told once, by the first emission of choice 0"""
     restored: tuple[Restored, ...] = ()
     """by choice; empty for a new request. The run goes on as if it had never stopped (R8)"""
     alone: bool = False
@@ -67,6 +69,8 @@ class Emission(msgspec.Struct, frozen=True, array_like=True):
     end: ChoiceEnd | None = None
     error: str | None = None
     """the request can't go on (it alone); for people, without content of the request"""
+    prompt_logprobs: tuple[Logprob, ...] | None = None
+    """of the prompt's tokens but the first, which nothing comes before"""
 
 
 class Load(msgspec.Struct, frozen=True, kw_only=True):

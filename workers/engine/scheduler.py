@@ -48,7 +48,18 @@ class Work:
     copies: tuple[int, ...] = ()
     """slots that get the KV of positions 0 to start + len(ids) too: the other choices of the same prompt"""
     draws: tuple[Generation, ...] = ()
-    """choices whose next token is drawn from the last position"""
+    """choices whose next token is drawn from the last position that isn't a guess"""
+    guesses: int = 0
+    """how many of the last ids are guessed: what follows each is drawn too, if it turns out to be right"""
+    scored: Generation | None = None
+    """the choice that is to know how likely the model found these tokens of the prompt"""
+
+    @property
+    def rows(self) -> int:
+        """Of how many positions, the last ones, logits are asked for."""
+        if self.scored is not None:
+            return len(self.ids)
+        return self.guesses + 1 if self.draws else 0
 
 
 @dataclass(slots=True)
@@ -288,6 +299,7 @@ def _next_piece(group: Group, chunk_tokens: int) -> Work:
         stepwise=False,
         copies=tuple(other.slot for other in others) if last else (),
         draws=tuple(g for g in group.generations if not g.ids) if last else (),
+        scored=first if first.scores_prompt else None,
     )
 
 
