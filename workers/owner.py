@@ -280,6 +280,7 @@ class Owner:
             min_tokens=body.min_tokens,
             ignore_eos=body.ignore_eos,
             logprobs=body.logprobs,
+            prompt_logprobs=body.prompt_logprobs,
             restored=restored if resumed else (),
             alone=effect.alone,
             batch=attempt.ref % 2 == 1,

@@ -27,7 +27,7 @@ def steps(monkeypatch: pytest.MonkeyPatch) -> list[str]:
             Path(command[-1]).mkdir(parents=True)
             (Path(command[-1]) / "config.json").write_text("{}")
 
-    monkeypatch.setattr(model, "_run", run)
+    monkeypatch.setattr(model, "run", run)
     return ran
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from wire.messages import ChoiceEnd, Logprob
+from wire.messages import ChoiceEnd, Logprob, Scored
 from workers.engine.protocol import Emission, Restored, Sequence
 from workers.engine.text import TextStream
 from workers.engine.vocabulary import Vocabulary
@@ -55,7 +55,7 @@ class Generation:
     def take(self, token: int, logprob: Logprob | None) -> Emission:
         """Go on by the token that was drawn."""
         first = len(self.ids)
-        prompt = tuple(self.prompt_logprobs) if self.scores_prompt else None
+        prompt = Scored(self.sequence.prompt, tuple(self.prompt_logprobs)) if self.scores_prompt else None
         if token in self._eos_ids:
             return self._emission(first, (), self._text.finish(), None, "stop", prompt)
         self.ids.append(token)
@@ -81,12 +81,12 @@ class Generation:
         text: str,
         logprob: Logprob | None,
         end: ChoiceEnd | None,
-        prompt: tuple[Logprob, ...] | None = None,
+        prompt: Scored | None = None,
     ) -> Emission:
         logprobs = None
         if self.sequence.logprobs is not None:
             logprobs = () if logprob is None else (logprob,)
-        return Emission(self.sequence.key, self.choice, first, ids, text, logprobs, end, prompt_logprobs=prompt)
+        return Emission(self.sequence.key, self.choice, first, ids, text, logprobs, end, prompt=prompt)
 
 
 def open_generations(sequence: Sequence, vocabulary: Vocabulary) -> list[Generation]:
@@ -110,5 +110,5 @@ def joined(before: Emission, after: Emission) -> Emission:
         logprobs,
         after.end,
         after.error,
-        prompt_logprobs=before.prompt_logprobs,
+        prompt=before.prompt,
     )

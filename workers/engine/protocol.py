@@ -11,7 +11,7 @@ from typing import Protocol
 
 import msgspec
 
-from wire.messages import ChoiceEnd, Logprob, Ref, Sampling, StepCost
+from wire.messages import ChoiceEnd, Logprob, Ref, Sampling, Scored, StepCost
 
 
 class Key(msgspec.Struct, frozen=True, array_like=True):
@@ -69,8 +69,8 @@ class Emission(msgspec.Struct, frozen=True, array_like=True):
     end: ChoiceEnd | None = None
     error: str | None = None
     """the request can't go on (it alone); for people, without content of the request"""
-    prompt_logprobs: tuple[Logprob, ...] | None = None
-    """of the prompt's tokens but the first, which nothing comes before"""
+    prompt: Scored | None = None
+    """with the first tokens of choice 0, where asked for"""
 
 
 class Load(msgspec.Struct, frozen=True, kw_only=True):

@@ -6,6 +6,7 @@ left concerns few ids of one row.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -24,6 +25,7 @@ _TILE_ROWS = 16
 """what their passes work on stays in the cache"""
 _FIRST_LIKELIEST = 64
 _MORE_LIKELIEST = 8
+_IN_BLOCK = np.arange(PEAK_IDS)
 _LEAST = float(np.finfo(np.float32).smallest_subnormal)
 """what is drawn has a share"""
 
@@ -47,6 +49,14 @@ class _Ask:
     def plain(self) -> bool:
         """Whether the shares it is drawn by are the model's own."""
         return self.scores is self.raw and self.sampling.temperature == 1
+
+    @property
+    def wants_logprob(self) -> bool:
+        return self.generation.sequence.logprobs is not None
+
+    def logprob(self, token: int, shares: Floats) -> Logprob:
+        """`shares`: the model's own."""
+        return _logprob(self.raw, self.raw_peaks, shares, token, self.generation.sequence.logprobs or 0)
 
 
 class Sampler:
@@ -83,20 +93,16 @@ class Sampler:
     def _drawn(self, asks: list[_Ask], rows: Floats) -> list[Drawn]:
         warm = [ask for ask in asks if ask.sampling.temperature > 0]
         tokens = {id(ask): int(ask.scores.argmax()) for ask in asks if ask.sampling.temperature <= 0}
-        highest: dict[int, float] = {}
+        models_own: dict[int, Floats] = {}
         if warm:
             shares, sums = self._shares(_together(warm, rows), [ask.sampling.temperature for ask in warm])
             tokens |= zip(map(id, warm), _fallen(warm, shares, sums), strict=True)
-            highest = {id(ask): _highest(ask, own) for ask, own in zip(warm, shares, strict=True) if ask.plain}
-        wanting = [
-            ask
-            for ask in asks
-            if ask.generation.sequence.logprobs is not None and tokens[id(ask)] not in self._eos_ids
-        ]
-        if others := [ask for ask in wanting if id(ask) not in highest]:
-            own = self._models_own([ask.raw for ask in others], [1.0] * len(others))[0]
-            highest |= {id(ask): _highest(ask, share) for ask, share in zip(others, own, strict=True)}
-        shown = {id(ask): _logprob(ask, tokens[id(ask)], highest[id(ask)]) for ask in wanting}
+            models_own = {id(ask): own for ask, own in zip(warm, shares, strict=True) if ask.plain}
+        wanting = [ask for ask in asks if ask.wants_logprob and tokens[id(ask)] not in self._eos_ids]
+        if others := [ask for ask in wanting if id(ask) not in models_own]:
+            own, _ = self._models_own([ask.raw for ask in others], [1.0] * len(others))
+            models_own |= zip(map(id, others), own, strict=True)
+        shown = {id(ask): ask.logprob(tokens[id(ask)], models_own[id(ask)]) for ask in wanting}
         return [(tokens[id(ask)], shown.get(id(ask))) for ask in asks]
 
 
@@ -108,32 +114,22 @@ def score(logits: Floats, tokens: Sequence[int], count: int) -> list[Logprob]:
         peaks = peaks_of(rows)
         if not np.isfinite(peaks.max(axis=1)).all():
             raise SamplingFailed("the model gave no usable numbers for this request")
-        own = softmax(rows, [1.0] * len(rows))[0]
-        for row, highest, share, token in zip(rows, peaks, own, tokens[begin : begin + _TILE_ROWS], strict=True):
-            out.append(logprob_of(row, highest, float(share[row.argmax()]), token, count))
+        shares, _ = softmax(rows, [1.0] * len(rows))
+        for row, highest, own, token in zip(rows, peaks, shares, tokens[begin:], strict=False):
+            out.append(_logprob(row, highest, own, token, count))
     return out
 
 
-def logprob_of(logits: Floats, peaks: Floats, share: float, token: int, count: int) -> Logprob:
-    """Natural logarithm of the token's probability under the model itself, and the `count` most likely tokens.
-
-    `share`: the probability of the likeliest token.
-    """
-    shift = float(np.log(share)) - float(peaks.max())
+def _logprob(logits: Floats, peaks: Floats, shares: Floats, token: int, count: int) -> Logprob:
+    """Natural logarithm of the token's probability under the model itself, and the `count` most likely tokens."""
+    likeliest = int(logits.argmax())
+    shift = math.log(shares[likeliest]) - float(logits[likeliest])
     if not count:
         return Logprob(float(logits[token]) + shift)
     ids, values = _largest(logits, peaks, count)
     first = np.lexsort((ids, -values))[:count]
-    top = tuple((int(ids[at]), float(values[at]) + shift) for at in first)
-    return Logprob(float(logits[token]) + shift, top)
-
-
-def _logprob(ask: _Ask, token: int, share: float) -> Logprob:
-    return logprob_of(ask.raw, ask.raw_peaks, share, token, ask.generation.sequence.logprobs or 0)
-
-
-def _highest(ask: _Ask, shares: Floats) -> float:
-    return float(shares[ask.raw.argmax()])
+    top = zip(ids[first].tolist(), (values[first].astype(np.float64) + shift).tolist(), strict=True)
+    return Logprob(float(logits[token]) + shift, tuple(top))
 
 
 def _taken(logits: Floats, rows: list[int]) -> Floats:
@@ -189,29 +185,46 @@ def pick(shares: Floats, peaks: Floats, sampling: Sampling, drawn: float) -> int
 
     Equals of the last that is left stay, so that the order of ids decides nothing.
     """
-    whole, least = float(shares.sum(dtype=np.float64)), max(sampling.min_p * float(peaks.max()), _LEAST)
-    limited = 0 < sampling.top_k < len(shares)
-    values = _largest(shares, peaks, sampling.top_k if limited else _FIRST_LIKELIEST)[1]
-    if limited:
-        kth = np.partition(values, -sampling.top_k)[-sampling.top_k]
-        values = values[values >= kth]
-        whole, least = float(values.sum(dtype=np.float64)), max(least, float(kth))
+    least = max(sampling.min_p * float(peaks.max()), _LEAST)
+    if 0 < sampling.top_k < len(shares):
+        ids, left = _top(shares, peaks, sampling.top_k)
+        wanted = sampling.top_p * float(left.sum(dtype=np.float64))
+    elif sampling.top_p < 1:
+        wanted = sampling.top_p * float(shares.sum(dtype=np.float64))
+        ids, left = _holding(shares, peaks, wanted)
+    else:
+        ids, left = _at_least(shares, peaks, least)
     if sampling.top_p < 1:
-        count = len(shares) if limited else _FIRST_LIKELIEST
-        while values.sum(dtype=np.float64) < sampling.top_p * whole and count < len(shares):
-            count *= _MORE_LIKELIEST
-            values = _largest(shares, peaks, count)[1]
-        least = max(least, _last_of(values, sampling.top_p * whole))
-    ids, left = _at_least(shares, peaks, least)
-    reached = left.cumsum(dtype=np.float64)
-    return int(ids[min(int(np.searchsorted(reached, drawn * reached[-1], side="right")), len(ids) - 1)])
+        least = max(least, _last_of(left, wanted))
+    kept = left >= least
+    reached = left[kept].cumsum(dtype=np.float64)
+    at = min(int(reached.searchsorted(drawn * reached[-1], side="right")), len(reached) - 1)
+    return int(ids[kept][at])
 
 
 def _last_of(values: Floats, wanted: float) -> float:
     """The last of the fewest of the largest that add up to what is wanted."""
     descending = np.sort(values)[::-1]
-    last = int(np.searchsorted(descending.cumsum(dtype=np.float64), wanted))
+    last = int(descending.cumsum(dtype=np.float64).searchsorted(wanted))
     return float(descending[min(last, len(descending) - 1)])
+
+
+def _holding(row: Floats, peaks: Floats, wanted: float) -> tuple[Ids, Floats]:
+    """As many of the largest as add up to what is wanted, and some more; all if rounding leaves even those short."""
+    count = _FIRST_LIKELIEST
+    while count < len(row):
+        ids, values = _largest(row, peaks, count)
+        if values.sum(dtype=np.float64) >= wanted:
+            return ids, values
+        count *= _MORE_LIKELIEST
+    return np.arange(len(row)), row
+
+
+def _top(row: Floats, peaks: Floats, count: int) -> tuple[Ids, Floats]:
+    """The `count` largest, and the equals of the last of them."""
+    ids, values = _largest(row, peaks, count)
+    kept = values >= np.partition(values, -count)[-count]
+    return ids[kept], values[kept]
 
 
 def _largest(row: Floats, peaks: Floats, count: int) -> tuple[Ids, Floats]:
@@ -224,13 +237,16 @@ def _largest(row: Floats, peaks: Floats, count: int) -> tuple[Ids, Floats]:
 
 def _at_least(row: Floats, peaks: Floats, least: float) -> tuple[Ids, Floats]:
     """The ids of what isn't smaller than `least`, in order, and their values."""
-    blocks = np.flatnonzero(peaks >= least)
-    ids = (blocks[:, None] * PEAK_IDS + np.arange(PEAK_IDS)).ravel()
-    if len(ids) and ids[-1] >= len(row):
+    blocks = (peaks >= least).nonzero()[0]
+    if len(row) % PEAK_IDS:
+        ids = (blocks[:, None] * PEAK_IDS + _IN_BLOCK).ravel()
         ids = ids[ids < len(row)]
-    values = row[ids]
-    kept = values >= least
-    return ids[kept], values[kept]
+        values = row[ids]
+        kept = values >= least
+        return ids[kept], values[kept]
+    values = row.reshape(-1, PEAK_IDS)[blocks]
+    where, within = (values >= least).nonzero()
+    return blocks[where] * PEAK_IDS + within, values[where, within]
 
 
 def _adjusted(row: Floats, generation: Generation, eos_ids: frozenset[int]) -> Floats:

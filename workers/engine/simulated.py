@@ -98,6 +98,8 @@ class SimulatedEngine:
 
     def _advance(self, generation: Generation) -> Emission:
         token, logprob = draw(generation)
+        if generation.scores_prompt:
+            generation.score(0, [Logprob(-0.1)] * (len(generation.sequence.prompt) - 1))
         emission = generation.take(token, logprob)
         if emission.end is None:
             self._due_s[generation] = self._next_tick_s()

@@ -1,6 +1,6 @@
 """Guesses of a choice's next tokens from its own text, and when it pays to have the model check them. Pure.
 
-Prompt lookup (Saxena 2023): where the last tokens stood before, what followed them then is the guess. The model computes
+Prompt lookup (Saxena 2023): where the last tokens stood before, what followed then is the guess. The model computes
 the guesses as rows of one step and the sampler draws from each row as if it had come by itself, so a guess never
 changes a token: it only saves the step of one that it hit.
 """

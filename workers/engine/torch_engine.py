@@ -60,14 +60,18 @@ class TorchEngine:
         emissions = self._scheduler.settled()
         self._scheduler.admit()
         held_tokens, began_s = self._scheduler.held_tokens(), self._now_s()
-        planned = self._scheduler.plan(*self._pace.next_prompts(self._scheduler.prompts(), held_tokens, began_s * 1_000))
+        planned = self._scheduler.plan(
+            *self._pace.next_prompts(self._scheduler.prompts(), held_tokens, began_s * 1_000)
+        )
         if planned:
             work = self._speculation.extended(planned)
             logits = self._runner.run(work)
             self._scheduler.ran(planned)
             drawn = self._draw(work, logits)
             emissions += drawn
-            self._measure(work, sum(max(1, len(emission.ids)) for emission in drawn), held_tokens, self._now_s() - began_s)
+            self._measure(
+                work, sum(max(1, len(emission.ids)) for emission in drawn), held_tokens, self._now_s() - began_s
+            )
         return emissions
 
     def busy(self) -> bool:
@@ -102,7 +106,7 @@ class TorchEngine:
         return list(said.values())
 
     def _score_prompts(self, work: Seq[Work], logits: Logits) -> dict[Generation, Emission]:
-        """How likely the model found the prompts' tokens, where that is asked for; the last words of those that fail."""
+        """How likely the model found the prompts' tokens, where asked for; the last words of those that fail."""
         said, row = {}, 0
         for item in work:
             rows, row = logits[row : row + item.rows], row + item.rows
@@ -129,7 +133,7 @@ class TorchEngine:
         self._scheduler.cancel(generation.sequence.key)
         return generation.fail(str(why))
 
-    def _measure(self, work: Seq[Work], drawn: int, held_tokens: int, seconds: float) -> None:
+    def _measure(self, work: Seq[Work], tokens: int, held_tokens: int, seconds: float) -> None:
         """Steps that only prefill or only decode tell how fast each goes."""
         prompts = sum(len(item.ids) for item in work if not item.stepwise)
         decodes = any(item.stepwise for item in work)
@@ -137,7 +141,7 @@ class TorchEngine:
         self._pace.keep(((g.sequence.key, g.choice) for g in self._scheduler.running()), self._scheduler.waiting())
         self._speculation.took(work, seconds * 1_000)
         if not prompts:
-            self._decode.add(drawn, seconds)
+            self._decode.add(tokens, seconds)
         elif prompts * 2 > sum(len(item.ids) for item in work):
             self._prefill.add(prompts, seconds)
 
