@@ -88,7 +88,9 @@ class ChatChunks:
 class TextChunks:
     """`text_completion` events. `echo`: by choice, the text shown before the completion's."""
 
-    def __init__(self, fields: dict[str, Any], choices: int, include_usage: bool, echo: Sequence[str], n: int = 1) -> None:
+    def __init__(
+        self, fields: dict[str, Any], choices: int, include_usage: bool, echo: Sequence[str], n: int = 1
+    ) -> None:
         frame = _Frame({**fields, "object": "text_completion"}, include_usage)
         self._frame = frame
         self._before = [frame.choice(i, b'"text":') for i in range(choices)]

@@ -114,9 +114,7 @@ def as_text(found: list[Added]) -> str:
     """For people."""
     if not found:
         return "no models were added; `millstream up` serves " + smollm2().name
-    rows = [
-        [each.name, f"{each.context_tokens:,}", f"{each.size_bytes / 1e6:,.0f} MB", each.source] for each in found
-    ]
+    rows = [[each.name, f"{each.context_tokens:,}", f"{each.size_bytes / 1e6:,.0f} MB", each.source] for each in found]
     return table(["model", "context", "size", "from"], rows)
 
 

@@ -335,7 +335,7 @@ class Delta(Value, frozen=True, kw_only=True, tag_field="t", tag=True):
     logprobs: tuple[TokenLogprob, ...] | None = None
     end: ChoiceEnd | None = None
     prompt: tuple[TokenLogprob, ...] | None = None
-    """with the first tokens of choice 0, where asked for: the prompt's; what the first one's logprob says means nothing"""
+    """with the first tokens of choice 0, where asked for: the prompt's; the logprob of the very first means nothing"""
 
 
 class End(Value, frozen=True, kw_only=True, tag_field="t", tag=True):

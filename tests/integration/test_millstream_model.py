@@ -98,7 +98,9 @@ def test_a_name_is_taken_once(tmp_path: Path, cache: Path, said: list[str]) -> N
     assert added.add(cache, source, "tiny-2", said.append).name == "tiny-2"
 
 
-@pytest.mark.parametrize("name", ["", "a b", "../x", "a..b", "a//b", "/a", "a/", "ä", "x" * 97, "smollm2-135m-instruct"])
+@pytest.mark.parametrize(
+    "name", ["", "a b", "../x", "a..b", "a//b", "/a", "a/", "ä", "x" * 97, "smollm2-135m-instruct"]
+)
 def test_a_name_that_cannot_be_one_is_refused_at_once(tmp_path: Path, cache: Path, said: list[str], name: str) -> None:
     source = tmp_path / name if name == "a b" else tmp_path / "source"
     source.mkdir()

@@ -65,7 +65,7 @@ class Runner:
         return self._logits(rows, work).numpy()
 
     def _logits(self, rows: torch.Tensor, work: Sequence[Work]) -> torch.Tensor:
-        ends, end = [], 0
+        ends, end = list[int](), 0
         for item in work:
             end += len(item.ids)
             ends += range(end - item.rows, end)

@@ -23,10 +23,11 @@ def peaks_of(rows: Floats) -> Floats:
     """The largest of each 64 neighbours: [rows, vocab] → [rows, ⌈vocab / 64⌉]. NaN where one is NaN."""
     values = torch.from_numpy(rows)
     whole = values.shape[1] // PEAK_IDS * PEAK_IDS
-    peaks = values[:, :whole].unflatten(1, (-1, PEAK_IDS)).amax(2)
+    peaks = values[:, :whole].view(len(rows), -1, PEAK_IDS).amax(2)
     if whole < values.shape[1]:
         peaks = torch.cat((peaks, values[:, whole:].amax(1, keepdim=True)), 1)
-    return peaks.numpy()
+    out: Floats = peaks.numpy()
+    return out
 
 
 class Softmax:
@@ -47,7 +48,7 @@ class Softmax:
                 torch.mul(torch.from_numpy(row), factor, out=into[:width])
         space[:, width:] = -torch.inf
         torch.softmax(space, 1, out=space)
-        return space.numpy(), space.unflatten(1, (-1, SUM_IDS)).sum(2).numpy()
+        return space.numpy(), space.view(len(rows), -1, SUM_IDS).sum(2).numpy()
 
     def _room(self, rows: int, ids: int) -> torch.Tensor:
         if len(self._space) < rows or self._space.shape[1] != ids:

@@ -27,6 +27,8 @@ _KEEP_TIMES = 0.9
 _STALE_STEPS = 2_000
 """after so many steps a time is forgotten: the machine may have become another"""
 _LEAST_GAIN = 1.05
+_LEAST_RATE = 0.3
+"""a choice whose guesses hit less often gets none"""
 
 
 class Lookup:
@@ -77,49 +79,6 @@ class Lookup:
         return None
 
 
-class Speculation:
-    """Adds guesses to steps, by the times that steps took."""
-
-    def __init__(self) -> None:
-        self._lookups: dict[Generation, Lookup] = {}
-        self._gain = Gain()
-
-    def extended(self, work: Sequence[Work]) -> list[Work]:
-        """The same work, with guesses where they are likely to pay: none beside prompts, and none among many."""
-        if len(work) > MOST_CHOICES or not all(_decodes(item) for item in work):
-            return list(work)
-        guessing = self._guessing(work)
-        count = self._gain.best([lookup.hit_rate for lookup in guessing.values()], len(work))
-        return [self._with_guesses(item, guessing.get(item.draws[0]), count) for item in work]
-
-    def took(self, work: Sequence[Work], ms: float) -> None:
-        """A step took so long."""
-        if all(item.stepwise for item in work):
-            self._gain.took(sum(len(item.ids) for item in work), ms)
-
-    def _guessing(self, work: Sequence[Work]) -> dict[Generation, Lookup]:
-        """The choices for which there is a guess."""
-        choices = [item.draws[0] for item in work]
-        self._lookups = {c: self._lookups.get(c) or Lookup(c.sequence.prompt) for c in choices}
-        for choice, lookup in self._lookups.items():
-            lookup.catch_up(choice)
-        return {choice: lookup for choice, lookup in self._lookups.items() if lookup.guesses(1)}
-
-    def _with_guesses(self, item: Work, lookup: Lookup | None, count: int) -> Work:
-        """No guess reaches the last token that is allowed: nothing would be drawn after it."""
-        (choice,) = item.draws
-        guesses = () if lookup is None else lookup.guesses(min(count, _room(choice)))
-        return replace(item, ids=item.ids + guesses, guesses=len(guesses)) if guesses else item
-
-
-def _decodes(item: Work) -> bool:
-    return item.stepwise and len(item.ids) == 1 and len(item.draws) == 1
-
-
-def _room(choice: Generation) -> int:
-    return choice.sequence.max_tokens - len(choice.ids) - 1
-
-
 class Gain:
     """How many guesses give a token the least time, as far as times are known."""
 
@@ -137,6 +96,10 @@ class Gain:
         self._last[rows] = self._steps
         for old in [rows for rows, at in self._last.items() if at <= self._steps - _STALE_STEPS]:
             del self._ms[old], self._last[old]
+
+    def worth(self, hit_rate: float) -> bool:
+        """Whether a choice is to have guesses at all."""
+        return hit_rate >= _LEAST_RATE
 
     def best(self, hit_rates: Sequence[float], rows: int) -> int:
         """How many guesses each of these choices is to have in a step of so many rows without them; 0 = none.
@@ -159,3 +122,50 @@ class Gain:
 def _hits(rate: float, count: int) -> float:
     """Guesses that are right before the first that isn't, if each is as likely."""
     return sum(rate**length for length in range(1, count + 1))
+
+
+class Speculation:
+    """Adds guesses to steps, by the times that steps took."""
+
+    def __init__(self, gain: Gain | None = None) -> None:
+        self._lookups: dict[Generation, Lookup] = {}
+        self._gain = gain or Gain()
+
+    def extended(self, work: Sequence[Work]) -> list[Work]:
+        """The same work, with guesses where they are likely to pay: none beside prompts, and none among many."""
+        if len(work) > MOST_CHOICES or not all(_decodes(item) for item in work):
+            return list(work)
+        guessing = self._guessing(work)
+        count = self._gain.best([lookup.hit_rate for lookup in guessing.values()], len(work))
+        return [self._with_guesses(item, guessing.get(item.draws[0]), count) for item in work]
+
+    def took(self, work: Sequence[Work], ms: float) -> None:
+        """A step took so long."""
+        if all(item.stepwise for item in work):
+            self._gain.took(sum(len(item.ids) for item in work), ms)
+
+    def _guessing(self, work: Sequence[Work]) -> dict[Generation, Lookup]:
+        """The choices for which there is a guess, and one that may well hit."""
+        choices = [item.draws[0] for item in work]
+        self._lookups = {c: self._lookups.get(c) or Lookup(c.sequence.prompt) for c in choices}
+        for choice, lookup in self._lookups.items():
+            lookup.catch_up(choice)
+        return {
+            choice: lookup
+            for choice, lookup in self._lookups.items()
+            if lookup.guesses(1) and self._gain.worth(lookup.hit_rate)
+        }
+
+    def _with_guesses(self, item: Work, lookup: Lookup | None, count: int) -> Work:
+        """No guess reaches the last token that is allowed: nothing would be drawn after it."""
+        (choice,) = item.draws
+        guesses = () if lookup is None else lookup.guesses(min(count, _room(choice)))
+        return replace(item, ids=item.ids + guesses, guesses=len(guesses)) if guesses else item
+
+
+def _decodes(item: Work) -> bool:
+    return item.stepwise and len(item.ids) == 1 and len(item.draws) == 1
+
+
+def _room(choice: Generation) -> int:
+    return choice.sequence.max_tokens - len(choice.ids) - 1

@@ -32,12 +32,13 @@ class TorchEngine:
         limits: Limits,
         *,
         now_s: Callable[[], float] = time.perf_counter,
+        speculation: Speculation | None = None,
     ) -> None:
         self._runner = runner
         self._vocabulary = vocabulary
         self._scheduler = Scheduler(limits, vocabulary)
         self._sampler = Sampler(vocabulary.eos_ids)
-        self._speculation = Speculation()
+        self._speculation = speculation or Speculation()
         self._prefill, self._decode = Rate(), Rate()
         self._pace = Pace(limits.step_tokens)
         self._now_s = now_s
