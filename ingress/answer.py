@@ -118,4 +118,4 @@ def _chunks(call: Call, fields: dict[str, Any]) -> Chunks:
     if call.endpoint == "chat":
         return ChatChunks(fields, call.choices, call.include_usage)
     echo = [text for text in call.echo for _ in range(call.n)]
-    return TextChunks(fields, call.choices, call.include_usage, echo)
+    return TextChunks(fields, call.choices, call.include_usage, echo, call.n)

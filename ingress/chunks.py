@@ -9,7 +9,7 @@ import orjson
 
 from ingress.errors import ApiError
 from ingress.logprobs import chat_logprobs, legacy_logprobs
-from wire.messages import ChoiceEnd, Delta
+from wire.messages import ChoiceEnd, Delta, TokenLogprob
 
 DONE = b"data: [DONE]\n\n"
 PING = b": ping\n\n"
@@ -93,19 +93,26 @@ class ChatChunks:
 class TextChunks:
     """`text_completion` events. `echo`: by choice, the text shown before the completion's."""
 
-    def __init__(self, fields: dict[str, Any], choices: int, include_usage: bool, echo: Sequence[str]) -> None:
+    def __init__(
+        self, fields: dict[str, Any], choices: int, include_usage: bool, echo: Sequence[str], n: int = 1
+    ) -> None:
         frame = Frame({**fields, "object": "text_completion"}, include_usage)
         self._frame = frame
         self._before = [frame.choice(i, b'"text":') for i in range(choices)]
         self._offset = [0] * choices
         self._echo = dict(enumerate(echo))
+        self._n = n
+        self._prompts: dict[int, tuple[TokenLogprob, ...]] = {}
+        """by choice that hasn't shown them yet; a request's first choice brings them for all"""
         self._plain_after = frame.finish(b',"logprobs":null', None)
 
     def delta(self, choice: int, delta: Delta) -> list[bytes]:
-        text = self._echo.pop(choice, "") + delta.text
+        if delta.prompt is not None:
+            self._prompts |= dict.fromkeys(range(choice, choice + self._n), delta.prompt)
+        text, prompt = self._echo.pop(choice, "") + delta.text, self._prompts.pop(choice, ())
         events = []
         if text or delta.logprobs:
-            events.append(self._before[choice] + _dumps(text) + self._after(choice, delta))
+            events.append(self._before[choice] + _dumps(text) + self._after(choice, delta.logprobs or (), prompt))
         if delta.end is not None:
             events.append(self._before[choice] + b'""' + self._frame.finish(b',"logprobs":null', delta.end))
         return events
@@ -113,9 +120,9 @@ class TextChunks:
     def usage(self, usage: dict[str, Any]) -> bytes:
         return self._frame.usage(usage)
 
-    def _after(self, choice: int, delta: Delta) -> bytes:
-        if not delta.logprobs:
+    def _after(self, choice: int, logprobs: Sequence[TokenLogprob], prompt: Sequence[TokenLogprob]) -> bytes:
+        if not logprobs and not prompt:
             return self._plain_after
-        legacy = legacy_logprobs(delta.logprobs, self._offset[choice])
-        self._offset[choice] += sum(len(one.token) for one in delta.logprobs)
+        legacy = legacy_logprobs(logprobs, self._offset[choice], prompt)
+        self._offset[choice] += sum(len(one.token) for one in (*prompt, *logprobs))
         return self._frame.finish(b',"logprobs":' + _dumps(legacy), None)

@@ -60,14 +60,13 @@ def _body(asked: CompletionBody, prompt: Prompt, max_tokens: int, draw_seed: Dra
         min_tokens=asked.min_tokens or 0,
         ignore_eos=bool(asked.ignore_eos),
         logprobs=asked.logprobs,
+        prompt_logprobs=asked.logprobs if asked.echo else None,
     )
 
 
 def _echo(asked: CompletionBody, prompts: tuple[Prompt, ...]) -> tuple[str, ...]:
     if not asked.echo:
         return ()
-    if asked.logprobs is not None:
-        raise unsupported("echo", "'echo' together with 'logprobs' is not supported: prompts have no logprobs here.")
     texts = tuple(prompt for prompt in prompts if isinstance(prompt, str))
     if len(texts) != len(prompts):
         raise unsupported("echo", _TEXT_FOR_ECHO)

@@ -16,20 +16,29 @@ def chat_logprobs(logprobs: Sequence[TokenLogprob]) -> dict[str, Any]:
     return {"content": [_chat_token(one) | {"top_logprobs": _top(one)} for one in logprobs], "refusal": None}
 
 
-def legacy_logprobs(logprobs: Sequence[TokenLogprob], offset: int) -> dict[str, Any]:
-    """The `logprobs` object of a completions choice; `offset` is where in the text the first token starts."""
+def legacy_logprobs(
+    logprobs: Sequence[TokenLogprob], offset: int, prompt: Sequence[TokenLogprob] = ()
+) -> dict[str, Any]:
+    """The `logprobs` object of a completions choice; `offset` is where in the text the first token starts.
+
+    `prompt`: the prompt's tokens, before the completion's. Nothing comes before the first: its logprob is null.
+    """
+    every = [*prompt, *logprobs]
+    known = [None, *every[1:]] if prompt else every
     offsets = []
-    for one in logprobs:
+    for one in every:
         offsets.append(offset)
         offset += len(one.token)
     return {
-        "tokens": [one.token for one in logprobs],
-        "token_logprobs": [_finite(one.logprob) for one in logprobs],
-        "top_logprobs": [
-            {top.token: _finite(top.logprob) for top in one.top} | {one.token: _finite(one.logprob)} for one in logprobs
-        ],
+        "tokens": [one.token for one in every],
+        "token_logprobs": [one and _finite(one.logprob) for one in known],
+        "top_logprobs": [one and _legacy_top(one) for one in known],
         "text_offset": offsets,
     }
+
+
+def _legacy_top(one: TokenLogprob) -> dict[str, float]:
+    return {top.token: _finite(top.logprob) for top in one.top} | {one.token: _finite(one.logprob)}
 
 
 def _top(one: TokenLogprob) -> list[dict[str, Any]]:

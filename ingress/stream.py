@@ -159,6 +159,7 @@ def _whole(choice: _Choice, entry: Delta) -> Event | None:
         text=entry.text[len(text) :],
         logprobs=logprobs,
         end=entry.end,
+        prompt=None if have else entry.prompt,
     )
     choice.deliver(rest)
     return rest if rest.ids or rest.text or rest.end else None

@@ -32,6 +32,8 @@ class Whole:
     def __init__(self, call: Call) -> None:
         self._call = call
         self._choices = [_Choice() for _ in range(call.choices)]
+        self._prompts: dict[int, tuple[TokenLogprob, ...]] = {}
+        """by body: the prompt's tokens, where asked for"""
 
     def delta(self, choice: int, delta: Delta) -> None:
         """Take new tokens of a choice."""
@@ -39,6 +41,8 @@ class Whole:
         into.texts.append(delta.text)
         into.logprobs.extend(delta.logprobs or ())
         into.end = delta.end
+        if delta.prompt is not None:
+            self._prompts[choice // self._call.n] = delta.prompt
 
     def body(self, fields: dict[str, Any], ends: Iterable[End]) -> bytes:
         """The answer; `fields` are those that streams have too (id, created, model, system_fingerprint)."""
@@ -63,10 +67,12 @@ class Whole:
 
     def _text(self, index: int, choice: _Choice) -> dict[str, Any]:
         asked = self._call.bodies[0].logprobs is not None
-        echo = self._call.echo[index // self._call.n] if self._call.echo else ""
+        body = index // self._call.n
+        echo = self._call.echo[body] if self._call.echo else ""
+        prompt = self._prompts.get(body, ())
         return {
             "index": index,
             "text": echo + "".join(choice.texts),
-            "logprobs": legacy_logprobs(choice.logprobs, 0) if asked else None,
+            "logprobs": legacy_logprobs(choice.logprobs, 0, prompt) if asked else None,
             "finish_reason": choice.end,
         }

@@ -16,6 +16,7 @@ import click
 from billing.errors import LedgerAway
 from millstream import arguments
 from millstream.errors import FAILED, StackError
+from millstream.paths import cache_dir
 from millstream.state import DEFAULT_STATE
 from wire.errors import BusError, MillstreamError
 
@@ -60,6 +61,7 @@ def cli() -> None:
     show_default=True,
     help="A real model, or one that only takes time, as a real one would.",
 )
+@click.option("--model", help="One that `millstream model add` added. [default: SmolLM2-135M-Instruct]")
 @click.option("--workers", type=click.IntRange(1, 4), default=1, show_default=True, help="Engines, one process each.")
 @click.option("--threads", type=click.IntRange(1), help="Of each engine. [default: the cores, divided]")
 @click.option("--background", is_flag=True, hidden=True)
@@ -70,6 +72,8 @@ def up(detach: bool, background: bool, **options: Any) -> None:
     """
     from millstream.wish import Wish
 
+    if options["model"] is not None and options["engine_kind"] != "torch":
+        raise click.UsageError("--model needs the engine of a real model; leave --engine out")
     faulthandler.enable()  # a supervisor that crashes must say where
     wish = Wish(environ=dict(os.environ), **options)
     if detach:
@@ -197,6 +201,42 @@ def revoke_key(key_id: str, state_dir: Path) -> None:
     from millstream import keyring
 
     click.echo(_run(keyring.revoke(state_dir, key_id)))
+
+
+@cli.group()
+def model() -> None:
+    """Add models of your own, list and remove them. `millstream up --model NAME` serves one."""
+
+
+@model.command("add")
+@click.argument("path", type=click.Path(path_type=Path))
+@click.option("--name", help="What clients call it. [default: the file's or directory's name]")
+def add_model(path: Path, name: str | None) -> None:
+    """Convert and check a model, once. PATH is a GGUF file, or a directory as Hugging Face has it."""
+    from millstream import added
+
+    made = added.add(cache_dir(), path, name, _say)
+    click.echo(f"added {made.name}; serve it with `millstream up --model {made.name}`")
+
+
+@model.command("list")
+@_json
+def list_models(as_json: bool) -> None:
+    """Show the models that were added."""
+    from millstream import added
+
+    found = added.every(cache_dir())
+    click.echo(added.as_json(found) if as_json else added.as_text(found))
+
+
+@model.command("remove")
+@click.argument("name")
+def remove_model(name: str) -> None:
+    """Delete a model that was added. What it was made from stays where it is."""
+    from millstream import added
+
+    added.remove(cache_dir(), name)
+    click.echo(f"removed {name}")
 
 
 @cli.group()

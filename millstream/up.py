@@ -8,10 +8,11 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from billing import prices
-from millstream import runfile, welcome
+from millstream import added, runfile, welcome
 from millstream.errors import Missing
 from millstream.kafka import broker
 from millstream.life import Life
+from millstream.paths import cache_dir
 from millstream.ports import Claims, Wanted, settle
 from millstream.runfile import Run
 from millstream.stack import Stack, served_of
@@ -49,7 +50,7 @@ def plan(wish: Wish, state: StateDir, claims: Claims) -> Stack:
         controller_port=0,
         ledger_port=0,
         key_secret=secret(state),
-        served=served_of(wish.engine_kind),
+        served=served_of(wish.engine_kind) if wish.model is None else added.served_of(cache_dir(), wish.model),
         workers=wish.workers,
         threads=wish.threads or max(1, (os.cpu_count() or 1) // wish.workers),
         environ=wish.environ,

@@ -23,4 +23,6 @@ class Wish:
     engine_kind: EngineKind = "torch"
     workers: int = 1
     threads: int | None = None
+    model: str | None = None
+    """one that `millstream model add` added; None: the model that is always there"""
     environ: Mapping[str, str]

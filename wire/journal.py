@@ -20,6 +20,7 @@ from wire.messages import (
     Journal,
     Logprob,
     Ref,
+    Scored,
     Span,
     Tokens,
     Usage,
@@ -38,6 +39,7 @@ class Choice:
     ids: list[int] = field(default_factory=list)
     logprobs: list[Logprob] = field(default_factory=list)
     end: ChoiceEnd | None = None
+    prompt: Scored | None = None
 
 
 @dataclass(slots=True)
@@ -82,7 +84,7 @@ class Attempt:
     def spans(self) -> tuple[Span, ...]:
         """All tokens so far, one span a choice."""
         return tuple(
-            Span(self.ref, index, 0, tuple(c.ids), tuple(c.logprobs) if c.logprobs else None, c.end)
+            Span(self.ref, index, 0, tuple(c.ids), tuple(c.logprobs) if c.logprobs else None, c.end, c.prompt)
             for index, c in enumerate(self.choices)
         )
 
@@ -229,6 +231,7 @@ def extend(attempt: Attempt, span: Span, at_ms: int) -> None:
     if span.logprobs is not None:
         choice.logprobs.extend(span.logprobs)
     choice.end = span.end
+    choice.prompt = choice.prompt or span.prompt
     if attempt.first_token_ms is None and span.ids:
         attempt.first_token_ms = at_ms
 

@@ -105,6 +105,8 @@ class Body(Value, frozen=True, kw_only=True):
     """as OpenAI has it: `type` json_object, or json_schema with `json_schema`; None = text"""
     logprobs: int | None = None
     """None = off, 0 = the chosen token's only, k = also the k most likely"""
+    prompt_logprobs: int | None = None
+    """the same for the prompt's tokens"""
 
 
 class Request(Message, frozen=True, kw_only=True):
@@ -179,6 +181,14 @@ class Logprob(msgspec.Struct, frozen=True, array_like=True):
     """(token id, logprob), the most likely first"""
 
 
+class Scored(msgspec.Struct, frozen=True, array_like=True):
+    """A prompt and how likely the model found it."""
+
+    ids: tuple[int, ...]
+    logprobs: tuple[Logprob, ...]
+    """of each token but the first, which nothing comes before"""
+
+
 class Span(msgspec.Struct, frozen=True, array_like=True):
     """Consecutive tokens of one choice: ids at positions first, first + 1, …"""
 
@@ -190,6 +200,8 @@ class Span(msgspec.Struct, frozen=True, array_like=True):
     """one an id, or None when not asked for"""
     end: ChoiceEnd | None = None
     """set on the choice's last span, which may hold no ids"""
+    prompt: Scored | None = None
+    """on the first span of choice 0, where asked for"""
 
 
 class Begin(Message, frozen=True, kw_only=True):
@@ -331,6 +343,8 @@ class Delta(Value, frozen=True, kw_only=True, tag_field="t", tag=True):
     text: str
     logprobs: tuple[TokenLogprob, ...] | None = None
     end: ChoiceEnd | None = None
+    prompt: tuple[TokenLogprob, ...] | None = None
+    """with the first tokens of choice 0, where asked for: the prompt's; the logprob of the very first means nothing"""
 
 
 class End(Value, frozen=True, kw_only=True, tag_field="t", tag=True):

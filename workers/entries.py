@@ -26,6 +26,7 @@ from wire.messages import (
     Refused,
     ReplyTo,
     Request,
+    Scored,
     Span,
     TokenLogprob,
 )
@@ -81,6 +82,7 @@ class View:
             text=emission.text,
             logprobs=shown,
             end=emission.end,
+            prompt=self._prompt(emission.prompt),
         )
 
     def whole(self, attempt: Attempt, index: int) -> Delta:
@@ -97,7 +99,11 @@ class View:
             text=self.shown.render_text(choice.ids, request.body.stop, choice.end, calls=may_call(request.body)),
             logprobs=self.shown.show_logprobs(choice.ids, choice.logprobs) if wanted else None,
             end=choice.end,
+            prompt=self._prompt(choice.prompt),
         )
+
+    def _prompt(self, scored: Scored | None) -> tuple[TokenLogprob, ...] | None:
+        return None if scored is None else self.shown.show_logprobs(scored.ids, (Logprob(0.0), *scored.logprobs))
 
     def ending(self, attempt: Attempt, finish: Finish) -> Entry:
         """Refused for a refusal, End for every other ending."""
@@ -174,7 +180,15 @@ def stripped(request: Request) -> Request:
 
 def span_of(emission: Emission) -> Span:
     """An emission as the journal has it."""
-    return Span(emission.key.ref, emission.choice, emission.first, emission.ids, emission.logprobs, emission.end)
+    return Span(
+        emission.key.ref,
+        emission.choice,
+        emission.first,
+        emission.ids,
+        emission.logprobs,
+        emission.end,
+        emission.prompt,
+    )
 
 
 def overall(ends: Sequence[ChoiceEnd | None]) -> FinishReason:

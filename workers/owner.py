@@ -276,6 +276,7 @@ class Owner:
             ignore_eos=body.ignore_eos,
             logprobs=body.logprobs,
             grammar=prepared.grammar,
+            prompt_logprobs=body.prompt_logprobs,
             restored=restored if resumed else (),
             alone=effect.alone,
             batch=ref_lane(attempt.ref) == "batch",

@@ -16,6 +16,9 @@ from workers.engine.vocabulary import Vocabulary, names_token
 INLINE_CHARACTERS = 4_000
 """prompts up to this are tokenised in the event loop: cheaper than a thread's hop, and well under a step's time"""
 
+MOST_PROMPT_LOGPROBS = 60_000
+"""what an answer's record has room for"""
+
 
 def prompt_characters(request: Request) -> int:
     """How much text must be tokenised, at most."""
@@ -68,6 +71,12 @@ def prepare(request: Request, vocabulary: Vocabulary, context_tokens: int, slots
         return _too_long(str(len(prompt)), context_tokens, param)
     if request.body.n > slots:
         return _invalid(f"n is {request.body.n}; this model's engines run at most {slots} choices at once.", "n")
+    shown = (1 + (request.body.prompt_logprobs or 0)) * len(prompt)
+    if request.body.prompt_logprobs is not None and shown > MOST_PROMPT_LOGPROBS:
+        return _invalid(
+            f"'echo' with 'logprobs' would return {shown} logprobs of the prompt; {MOST_PROMPT_LOGPROBS} are the most.",
+            "logprobs",
+        )
     unknown = [token for token in request.body.sampling.logit_bias if not names_token(token, vocabulary.vocab_size)]
     if unknown:
         return _invalid(

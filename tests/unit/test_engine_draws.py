@@ -11,14 +11,31 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from wire.messages import Sampling
+from workers.engine import sampler
 from workers.engine.draws import philox, uniform
 from workers.engine.errors import SamplingFailed
 from workers.engine.generation import Generation
 from workers.engine.protocol import Restored
-from workers.engine.sampler import draw, logprob_of, pick
+from workers.engine.sampler import Drawn, Sampler, score
+from workers.engine.shares import Softmax, peaks_of
 from workers.engine.simulated_vocabulary import SimulatedVocabulary
 
 NO_EOS: frozenset[int] = frozenset()
+
+
+def draw(logits: np.ndarray, generation: Generation, eos_ids: frozenset[int]) -> Drawn:
+    """The next token of one choice."""
+    (drawn,) = Sampler(eos_ids).draw(logits[None], [(0, generation)])
+    assert not isinstance(drawn, SamplingFailed)
+    return drawn
+
+
+def drawn_at(scores: np.ndarray, sampling: Sampling, drawn: float) -> int:
+    """The token where a draw falls."""
+    shares, sums = Softmax()(scores.astype(np.float32)[None], [sampling.temperature])
+    if sampler.limits(sampling):
+        return sampler.pick(shares[0], peaks_of(shares)[0], sampling, drawn)
+    return sampler.fall(shares, sums, np.array([drawn]))[0]
 
 
 def logits_of(*values: float) -> np.ndarray:
@@ -64,7 +81,7 @@ def test_temperature_zero_takes_the_first_of_the_likeliest() -> None:
 def test_a_draw_falls_into_a_tokens_share() -> None:
     scores = np.log(np.array([0.5, 0.25, 0.25]))
     sampling = Sampling(seed=0)
-    assert [pick(scores.copy(), sampling, drawn) for drawn in (0.0, 0.49, 0.51, 0.74, 0.76, 1 - 2**-53)] == [
+    assert [drawn_at(scores, sampling, drawn) for drawn in (0.0, 0.49, 0.51, 0.74, 0.76, 1 - 2**-53)] == [
         0,
         0,
         1,
@@ -80,7 +97,7 @@ def test_a_draw_is_the_inverse_of_the_distribution(size: int, seed: int, drawn: 
     probabilities = random.random(size) * (random.random(size) > none)
     probabilities[random.integers(size)] = 1
     scores = np.log(probabilities, out=np.full(size, -np.inf), where=probabilities > 0)
-    token = pick(scores, Sampling(seed=0), drawn)
+    token = drawn_at(scores, Sampling(seed=0), drawn)
     assert probabilities[token] > 0
     reached = np.cumsum(probabilities) / probabilities.sum()
     assert reached[token] - probabilities[token] / probabilities.sum() - 1e-6 <= drawn <= reached[token] + 1e-6
@@ -102,13 +119,13 @@ def test_a_draw_is_the_inverse_of_the_distribution(size: int, seed: int, drawn: 
 def test_what_the_limits_keep(changes: dict[str, float], kept: set[int]) -> None:
     scores = np.log(np.array([0.5, 0.25, 0.125, 0.125]))
     sampling = Sampling(seed=0, **changes)  # type: ignore[arg-type]
-    drawn = {pick(scores.copy(), sampling, number / 1000) for number in range(1000)}
+    drawn = {drawn_at(scores, sampling, number / 1000) for number in range(1000)}
     assert drawn == kept or (sampling.top_k == 3 and drawn == kept | {2, 3})  # equals of the third stay
 
 
 def test_equals_of_the_last_kept_stay() -> None:
     scores = np.log(np.array([0.4, 0.3, 0.3]))
-    assert {pick(scores.copy(), Sampling(seed=0, top_k=2), n / 100) for n in range(100)} == {0, 1, 2}
+    assert {drawn_at(scores, Sampling(seed=0, top_k=2), n / 100) for n in range(100)} == {0, 1, 2}
 
 
 def test_penalties_follow_their_definitions() -> None:
@@ -141,11 +158,11 @@ def test_an_ending_waits_for_min_tokens_and_never_comes_when_ignored() -> None:
 
 def test_logprobs_are_the_models_own_and_ordered() -> None:
     logits = np.log(np.array([0.125, 0.5, 0.125, 0.25])).astype(np.float32)
-    shown = logprob_of(logits, 0, 4)
+    (shown,) = score(logits[None], [0], 4)
     assert shown.logprob == pytest.approx(math.log(0.125))
     assert [token for token, _ in shown.top] == [1, 3, 0, 2]
     assert [value for _, value in shown.top] == pytest.approx([math.log(p) for p in (0.5, 0.25, 0.125, 0.125)])
-    assert logprob_of(logits, 0, 0).top == ()
+    assert score(logits[None], [0], 0)[0].top == ()
     # temperature, bias and limits don't show in them
     token, logprob = draw(logits, generation(temperature=0.0, logprobs=2, logit_bias={"0": 50.0}), NO_EOS)
     assert token == 0
@@ -155,5 +172,11 @@ def test_logprobs_are_the_models_own_and_ordered() -> None:
 
 
 def test_numbers_that_are_none_fail_the_request() -> None:
+    rows = np.array([[1, math.nan], [0, 1], [1, math.inf]], dtype=np.float32)
+    asks = [(row, generation(temperature=0.0)) for row in (0, 1, 2)]
+    first, second, third = Sampler(NO_EOS).draw(rows, asks)
+    assert isinstance(first, SamplingFailed)
+    assert second == (1, None)
+    assert isinstance(third, SamplingFailed)
     with pytest.raises(SamplingFailed):
-        draw(logits_of(1, math.nan), generation(), NO_EOS)
+        score(rows, [0, 0, 0], 0)

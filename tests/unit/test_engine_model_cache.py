@@ -27,7 +27,7 @@ def steps(monkeypatch: pytest.MonkeyPatch) -> list[str]:
             Path(command[-1]).mkdir(parents=True)
             (Path(command[-1]) / "config.json").write_text("{}")
 
-    monkeypatch.setattr(model, "_run", run)
+    monkeypatch.setattr(model, "run", run)
     return ran
 
 
@@ -101,10 +101,10 @@ def test_a_failed_step_quotes_its_last_complaint_and_passes_its_lines_on() -> No
     said: list[str] = []
     script = "import sys; print('half'); print('why\\n', file=sys.stderr); sys.exit(3)"
     with pytest.raises(ModelFailed, match="It failed: why"):
-        model._run((sys.executable, "-c", script), "It failed", said.append)
+        model.run((sys.executable, "-c", script), "It failed", said.append)
     assert said == ["  half"]
     with pytest.raises(ModelFailed, match="It failed: exit status 3"):
-        model._run((sys.executable, "-c", "import sys; sys.exit(3)"), "It failed", said.append)
+        model.run((sys.executable, "-c", "import sys; sys.exit(3)"), "It failed", said.append)
 
 
 def test_without_uv_and_pip_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -359,7 +359,9 @@ def test_echo_is_only_promised_where_it_is_right() -> None:
     call = parse_completions(b'{"model":"m","prompt":["a","b"],"echo":true}', seed)
     assert call.echo == ("a", "b")
     assert refusal(parse_completions, prompt=[1, 2], echo=True).param == "echo"
-    assert refusal(parse_completions, echo=True, logprobs=1).param == "echo"
+    assert call.bodies[0].prompt_logprobs is None
+    shown = parse_completions(b'{"model":"m","prompt":"a","echo":true,"logprobs":2}', seed).bodies[0]
+    assert (shown.logprobs, shown.prompt_logprobs) == (2, 2)
 
 
 def test_n_times_prompts_is_bounded() -> None:

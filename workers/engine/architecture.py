@@ -11,7 +11,8 @@ from typing import Any
 
 from workers.engine.errors import ModelUnusable
 
-_FAMILY = ("llama", "qwen2")
+FAMILY = ("llama", "qwen2")
+"""types of models, by the name that their config.json and GGUF files have for them"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,8 +47,8 @@ class Architecture:
 
 def _architecture(config: Mapping[str, Any]) -> Architecture:
     family = config["model_type"]
-    if family not in _FAMILY or config.get("use_sliding_window") or config.get("mlp_bias"):
-        raise ModelUnusable(f"a model of type {family!r} can't be run here; use one of {', '.join(_FAMILY)}")
+    if family not in FAMILY or config.get("use_sliding_window") or config.get("mlp_bias"):
+        raise ModelUnusable(f"a model of type {family!r} can't be run here; use one of {', '.join(FAMILY)}")
     heads, hidden = config["num_attention_heads"], config["hidden_size"]
     head_size = config.get("head_dim") or hidden // heads
     return Architecture(

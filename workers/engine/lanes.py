@@ -43,7 +43,10 @@ class Group:
         return self.prefilled < len(self.sequence.prompt)
 
     def most_found(self, block_tokens: int) -> int:
-        """Blocks of its prompt that needn't be computed if the cache has them; its last token always is."""
+        """Blocks of its prompt that needn't be computed if the cache has them; its last token always is, and all are
+        whose likelihood is asked for: the cache doesn't keep that."""
+        if any(generation.scores_prompt for generation in self.generations):
+            return 0
         return (len(self.sequence.prompt) - 1) // block_tokens
 
     @property

@@ -11,7 +11,7 @@ from typing import Protocol
 
 import msgspec
 
-from wire.messages import ChoiceEnd, Logprob, Ref, Sampling, StepCost
+from wire.messages import ChoiceEnd, Logprob, Ref, Sampling, Scored, StepCost
 
 
 class Key(msgspec.Struct, frozen=True, array_like=True):
@@ -57,6 +57,8 @@ class Sequence(msgspec.Struct, frozen=True, kw_only=True):
     ignore_eos: bool = False
     logprobs: int | None = None
     grammar: Grammar | None = None
+    prompt_logprobs: int | None = None
+    """as `logprobs`, of the prompt's tokens; told once, by the first emission of choice 0"""
     restored: tuple[Restored, ...] = ()
     """by choice; empty for a new request. The run goes on as if it had never stopped (R8)"""
     alone: bool = False
@@ -87,6 +89,8 @@ class Emission(msgspec.Struct, frozen=True, array_like=True):
     cached_tokens: int | None = None
     """on the first emission of a request: prompt tokens that weren't computed, as the cache had them; None = none, or
     said before"""
+    prompt: Scored | None = None
+    """with the first tokens of choice 0, where asked for"""
 
 
 class Prefixes(msgspec.Struct, frozen=True, array_like=True):

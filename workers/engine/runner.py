@@ -55,7 +55,7 @@ class Runner:
 
     @torch.inference_mode()
     def run(self, work: Sequence[Work]) -> Logits:
-        """Compute a step. Logits of the last position of each item that draws, in order: [items, vocab]."""
+        """Compute a step. Logits of the last `rows` positions of each item, in order: [all their rows, vocab]."""
         self._blocks.load(work)
         ids = torch.tensor([token for item in work for token in item.ids])
         positions = torch.tensor([at for item in work for at in range(item.start, item.start + len(item.ids))])
@@ -73,11 +73,10 @@ class Runner:
         return self._logits(rows, work).numpy()
 
     def _logits(self, rows: torch.Tensor, work: Sequence[Work]) -> torch.Tensor:
-        ends, end = [], 0
+        ends, end = list[int](), 0
         for item in work:
             end += len(item.ids)
-            if item.draws:
-                ends.append(end - 1)
+            ends += range(end - item.rows, end)
         if not ends:
             return torch.empty(0, self.vocab_size)
         return self._weights.head(_norm(rows[ends], self._weights.final_norm, self._shape.norm_epsilon))

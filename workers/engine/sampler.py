@@ -1,6 +1,14 @@
-"""From logits to a token, for one choice at a time: a pure function of its logits, its past and its draw."""
+"""From logits to tokens: for each row a pure function of that row, its choice's past and its draw.
+
+Rows are taken sixteen at a time: what must pass over every id is done for them together (see `shares`), and what is
+left concerns few ids of one row.
+"""
 
 from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -9,39 +17,93 @@ from wire.messages import Logprob, Sampling
 from workers.engine.draws import uniform
 from workers.engine.errors import SamplingFailed
 from workers.engine.generation import Generation
+from workers.engine.shares import PEAK_IDS, SUM_IDS, Floats, Softmax, peaks_of
 
-Logits = npt.NDArray[np.float32]
-Floats = npt.NDArray[np.float64]
-_BLOCK = 256
-
-
-def draw(logits: Logits, generation: Generation, eos_ids: frozenset[int]) -> tuple[int, Logprob | None]:
-    """The next token of a choice, and its logprob if asked for. SamplingFailed when the logits aren't numbers."""
-    if not np.isfinite(logits).all():
-        raise SamplingFailed("the model gave no usable numbers for this request")
-    sampling = generation.sequence.sampling
-    scores = _adjusted(logits.astype(np.float64), generation, sampling, eos_ids)
-    if generation.matcher is not None:
-        scores = narrowed(scores, generation.matcher.allowed())
-        if np.isneginf(scores.max()):  # only an end can follow: it comes, whatever `min_tokens` says
-            return min(eos_ids), None
-    token = (
-        int(scores.argmax())
-        if sampling.temperature <= 0
-        else pick(scores, sampling, uniform(sampling.seed, generation.choice, len(generation.ids)))
-    )
-    count = generation.sequence.logprobs
-    return token, None if count is None or token in eos_ids else logprob_of(logits, token, count)
+Ids = npt.NDArray[np.int64]
+Drawn = tuple[int, Logprob | None]
+_TILE_ROWS = 16
+"""what their passes work on stays in the cache"""
+_FIRST_LIKELIEST = 64
+_MORE_LIKELIEST = 8
+_IN_BLOCK = np.arange(PEAK_IDS)
+_LEAST = float(np.finfo(np.float32).smallest_subnormal)
+"""what is drawn has a share"""
 
 
-def pick(scores: Floats, sampling: Sampling, drawn: float) -> int:
-    """The token in whose share of the probability, in order of ids, the number `drawn` from [0, 1) falls."""
-    with np.errstate(over="ignore"):  # all but the likeliest vanish when the temperature is tiny
-        shares = _exponential((scores - scores.max()) / sampling.temperature)
-    _keep_top_k(shares, sampling.top_k)
-    _keep_top_p(shares, sampling.top_p)
-    shares[shares < sampling.min_p * shares.max()] = 0
-    return _fall(shares, drawn)
+@dataclass(slots=True)
+class _Ask:
+    """One row and the choice whose next token it gives."""
+
+    generation: Generation
+    raw: Floats
+    """the model's own logits"""
+    raw_peaks: Floats
+    scores: Floats
+    """after penalties and bias; `raw` itself where there are none"""
+
+    @property
+    def sampling(self) -> Sampling:
+        return self.generation.sequence.sampling
+
+    @property
+    def plain(self) -> bool:
+        """Whether the shares it is drawn by are the model's own."""
+        return self.scores is self.raw and self.sampling.temperature == 1
+
+    @property
+    def wants_logprob(self) -> bool:
+        return self.generation.sequence.logprobs is not None
+
+    def logprob(self, token: int, shares: Floats) -> Logprob:
+        """`shares`: the model's own."""
+        return _logprob(self.raw, self.raw_peaks, shares, token, self.generation.sequence.logprobs or 0)
+
+
+class Sampler:
+    """Draws for all rows of a step."""
+
+    def __init__(self, eos_ids: frozenset[int]) -> None:
+        self._eos_ids = eos_ids
+        self._shares, self._models_own = Softmax(), Softmax()
+
+    def draw(self, logits: Floats, asks: Sequence[tuple[int, Generation]]) -> list[Drawn | SamplingFailed]:
+        """For each (row of the logits, choice) the next token, and its logprob if asked for.
+
+        SamplingFailed, as a value, for a row that holds no usable numbers: the others go on.
+        """
+        return [
+            drawn
+            for begin in range(0, len(asks), _TILE_ROWS)
+            for drawn in self._tile(logits, asks[begin : begin + _TILE_ROWS])
+        ]
+
+    def _tile(self, logits: Floats, asks: Sequence[tuple[int, Generation]]) -> list[Drawn | SamplingFailed]:
+        rows = _taken(logits, [row for row, _ in asks])
+        peaks = peaks_of(rows)
+        usable = np.isfinite(peaks.max(axis=1))
+        good = [
+            _Ask(generation, row, highest, _bound(_adjusted(row, generation, self._eos_ids), generation, self._eos_ids))
+            for row, highest, fine, (_, generation) in zip(rows, peaks, usable, asks, strict=True)
+            if fine
+        ]
+        drawn = iter(self._drawn(good, rows))
+        failed = SamplingFailed("the model gave no usable numbers for this request")
+        return [next(drawn) if fine else failed for fine in usable]
+
+    def _drawn(self, asks: list[_Ask], rows: Floats) -> list[Drawn]:
+        warm = [ask for ask in asks if ask.sampling.temperature > 0]
+        tokens = {id(ask): int(ask.scores.argmax()) for ask in asks if ask.sampling.temperature <= 0}
+        models_own: dict[int, Floats] = {}
+        if warm:
+            shares, sums = self._shares(_together(warm, rows), [ask.sampling.temperature for ask in warm])
+            tokens |= zip(map(id, warm), _fallen(warm, shares, sums), strict=True)
+            models_own = {id(ask): own for ask, own in zip(warm, shares, strict=True) if ask.plain}
+        wanting = [ask for ask in asks if ask.wants_logprob and tokens[id(ask)] not in self._eos_ids]
+        if others := [ask for ask in wanting if id(ask) not in models_own]:
+            own, _ = self._models_own([ask.raw for ask in others], [1.0] * len(others))
+            models_own |= zip(map(id, others), own, strict=True)
+        shown = {id(ask): ask.logprob(tokens[id(ask)], models_own[id(ask)]) for ask in wanting}
+        return [(tokens[id(ask)], shown.get(id(ask))) for ask in asks]
 
 
 def narrowed(scores: Floats, allowed: bytes | None) -> Floats:
@@ -49,66 +111,180 @@ def narrowed(scores: Floats, allowed: bytes | None) -> Floats:
     if allowed is None:
         return scores
     bits = np.unpackbits(np.frombuffer(allowed, np.uint8), count=len(scores), bitorder="little")
-    return np.where(bits.view(np.bool_), scores, -np.inf)
+    return np.where(bits.view(np.bool_), scores, np.float32(-np.inf))
 
 
-def logprob_of(logits: Logits, token: int, count: int) -> Logprob:
+def _bound(scores: Floats, generation: Generation, eos_ids: frozenset[int]) -> Floats:
+    """What a choice's grammar leaves. Where only an end can follow it comes, whatever `min_tokens` says."""
+    if generation.matcher is None:
+        return scores
+    left = narrowed(scores, generation.matcher.allowed())
+    if np.isneginf(left.max()):
+        left = np.full_like(left, -np.inf)
+        left[min(eos_ids)] = 0
+    return left
+
+
+def score(logits: Floats, tokens: Sequence[int], count: int) -> list[Logprob]:
+    """The logprob of a token in each row, and of the `count` likeliest there. SamplingFailed."""
+    softmax, out = Softmax(), list[Logprob]()
+    for begin in range(0, len(tokens), _TILE_ROWS):
+        rows = logits[begin : begin + _TILE_ROWS]
+        peaks = peaks_of(rows)
+        if not np.isfinite(peaks.max(axis=1)).all():
+            raise SamplingFailed("the model gave no usable numbers for this request")
+        shares, _ = softmax(rows, [1.0] * len(rows))
+        for row, highest, own, token in zip(rows, peaks, shares, tokens[begin:], strict=False):
+            out.append(_logprob(row, highest, own, token, count))
+    return out
+
+
+def _logprob(logits: Floats, peaks: Floats, shares: Floats, token: int, count: int) -> Logprob:
     """Natural logarithm of the token's probability under the model itself, and the `count` most likely tokens."""
-    scores = logits.astype(np.float64)
-    highest = scores.max()
-    scores -= highest + np.log(_exponential(scores - highest).sum())
+    likeliest = int(logits.argmax())
+    shift = math.log(shares[likeliest]) - float(logits[likeliest])
     if not count:
-        return Logprob(float(scores[token]))
-    least = np.partition(scores, -count)[-count]
-    likely = np.flatnonzero(scores >= least)
-    first = likely[np.lexsort((likely, -scores[likely]))][:count]
-    return Logprob(float(scores[token]), tuple((int(other), float(scores[other])) for other in first))
+        return Logprob(float(logits[token]) + shift)
+    ids, values = _largest(logits, peaks, count)
+    first = np.lexsort((ids, -values))[:count]
+    top = zip(ids[first].tolist(), (values[first].astype(np.float64) + shift).tolist(), strict=True)
+    return Logprob(float(logits[token]) + shift, tuple(top))
 
 
-def _exponential(scores: Floats) -> Floats:
-    """eˣ to seven digits, which is four times as fast as to sixteen and finer than the logits are."""
-    return np.exp(scores.astype(np.float32)).astype(np.float64)
+def _taken(logits: Floats, rows: list[int]) -> Floats:
+    """These rows; without a copy where they follow one another."""
+    first = rows[0]
+    if rows == list(range(first, first + len(rows))):
+        return logits[first : first + len(rows)]
+    return logits[rows]
 
 
-def _fall(shares: Floats, drawn: float) -> int:
-    """Where `drawn` of the sum of all shares is reached: first by blocks, then within one."""
-    reached = np.cumsum(np.add.reduceat(shares, np.arange(0, len(shares), _BLOCK)))
-    target = drawn * reached[-1]
-    block = min(int(np.searchsorted(reached, target, side="right")), int(np.searchsorted(reached, reached[-1])))
-    begin = block * _BLOCK
-    inner = shares[begin : begin + _BLOCK]
-    at = np.searchsorted((reached[block - 1] if block else 0.0) + np.cumsum(inner), target, side="right")
-    return begin + min(int(at), int(np.flatnonzero(inner)[-1]))  # rounding may carry the target past the last
+def _together(warm: list[_Ask], rows: Floats) -> list[Floats] | Floats:
+    """Their scores, as one array where they are the tile's rows as they came."""
+    if len(warm) == len(rows) and all(ask.scores is ask.raw for ask in warm):
+        return rows
+    return [ask.scores for ask in warm]
 
 
-def _adjusted(scores: Floats, generation: Generation, sampling: Sampling, eos_ids: frozenset[int]) -> Floats:
-    """Penalties, bias, and endings that may not come yet, in that order."""
+def _fallen(asks: list[_Ask], shares: Floats, sums: Floats) -> list[int]:
+    """The token in whose share of the probability, in order of ids, each ask's draw falls."""
+    drawn = [uniform(ask.sampling.seed, ask.generation.choice, len(ask.generation.ids)) for ask in asks]
+    bound = [at for at, ask in enumerate(asks) if limits(ask.sampling)]
+    tokens = fall(shares, sums, np.array(drawn)) if len(bound) < len(asks) else [0] * len(asks)
+    if bound:
+        peaks = peaks_of(shares)
+        for at in bound:
+            tokens[at] = pick(shares[at], peaks[at], asks[at].sampling, drawn[at])
+    return tokens
+
+
+def limits(sampling: Sampling) -> bool:
+    """Whether some tokens can't come, however the draw falls."""
+    return sampling.top_k > 0 or sampling.top_p < 1 or sampling.min_p > 0
+
+
+def fall(shares: Floats, sums: Floats, drawn: npt.NDArray[np.float64]) -> list[int]:
+    """Where in each row `drawn`, from [0, 1), of the sum of all shares is reached: first by sums, then within one."""
+    reached = sums.cumsum(axis=1, dtype=np.float64)
+    whole = reached[:, -1:]
+    target = drawn[:, None] * whole
+    # rounding may carry the target past the last share that isn't zero
+    blocks = np.minimum((reached <= target).sum(axis=1), (reached < whole).sum(axis=1))
+    every = np.arange(len(shares))
+    inner = shares.reshape(len(shares), -1, SUM_IDS)[every, blocks]
+    before = np.where(blocks > 0, reached[every, blocks - 1], 0.0)
+    within = before[:, None] + inner.cumsum(axis=1, dtype=np.float64)
+    last = SUM_IDS - 1 - (inner[:, ::-1] > 0).argmax(axis=1)
+    at = np.minimum((within <= target).sum(axis=1), last)
+    return [int(token) for token in blocks * SUM_IDS + at]
+
+
+def pick(shares: Floats, peaks: Floats, sampling: Sampling, drawn: float) -> int:
+    """As `fall`, among what top_k, top_p and min_p leave, in that order.
+
+    Equals of the last that is left stay, so that the order of ids decides nothing.
+    """
+    least = max(sampling.min_p * float(peaks.max()), _LEAST)
+    if 0 < sampling.top_k < len(shares):
+        ids, left = _top(shares, peaks, sampling.top_k)
+        wanted = sampling.top_p * float(left.sum(dtype=np.float64))
+    elif sampling.top_p < 1:
+        wanted = sampling.top_p * float(shares.sum(dtype=np.float64))
+        ids, left = _holding(shares, peaks, wanted)
+    else:
+        ids, left = _at_least(shares, peaks, least)
+    if sampling.top_p < 1:
+        least = max(least, _last_of(left, wanted))
+    kept = left >= least
+    reached = left[kept].cumsum(dtype=np.float64)
+    at = min(int(reached.searchsorted(drawn * reached[-1], side="right")), len(reached) - 1)
+    return int(ids[kept][at])
+
+
+def _last_of(values: Floats, wanted: float) -> float:
+    """The last of the fewest of the largest that add up to what is wanted."""
+    descending = np.sort(values)[::-1]
+    last = int(descending.cumsum(dtype=np.float64).searchsorted(wanted))
+    return float(descending[min(last, len(descending) - 1)])
+
+
+def _holding(row: Floats, peaks: Floats, wanted: float) -> tuple[Ids, Floats]:
+    """As many of the largest as add up to what is wanted, and some more; all if rounding leaves even those short."""
+    count = _FIRST_LIKELIEST
+    while count < len(row):
+        ids, values = _largest(row, peaks, count)
+        if values.sum(dtype=np.float64) >= wanted:
+            return ids, values
+        count *= _MORE_LIKELIEST
+    return np.arange(len(row)), row
+
+
+def _top(row: Floats, peaks: Floats, count: int) -> tuple[Ids, Floats]:
+    """The `count` largest, and the equals of the last of them."""
+    ids, values = _largest(row, peaks, count)
+    kept = values >= np.partition(values, -count)[-count]
+    return ids[kept], values[kept]
+
+
+def _largest(row: Floats, peaks: Floats, count: int) -> tuple[Ids, Floats]:
+    """At least the `count` largest of a row and their equals: nothing that is left out is larger than any of them."""
+    if count >= len(row):
+        return np.arange(len(row)), row
+    of = peaks if count <= len(peaks) else row
+    return _at_least(row, peaks, float(np.partition(of, -count)[-count]))
+
+
+def _at_least(row: Floats, peaks: Floats, least: float) -> tuple[Ids, Floats]:
+    """The ids of what isn't smaller than `least`, in order, and their values."""
+    blocks = (peaks >= least).nonzero()[0]
+    if len(row) % PEAK_IDS:
+        ids = (blocks[:, None] * PEAK_IDS + _IN_BLOCK).ravel()
+        ids = ids[ids < len(row)]
+        values = row[ids]
+        kept = values >= least
+        return ids[kept], values[kept]
+    values = row.reshape(-1, PEAK_IDS)[blocks]
+    where, within = (values >= least).nonzero()
+    return blocks[where] * PEAK_IDS + within, values[where, within]
+
+
+def _adjusted(row: Floats, generation: Generation, eos_ids: frozenset[int]) -> Floats:
+    """Penalties, bias, and endings that may not come yet, in that order; the row itself where there are none."""
+    sampling, ids = generation.sequence.sampling, generation.ids
+    counted = ids and (sampling.presence_penalty or sampling.frequency_penalty)
+    if not (sampling.repetition_penalty != 1 or counted or sampling.logit_bias or generation.bars_eos):
+        return row
+    scores = row.copy()
     if sampling.repetition_penalty != 1:
-        seen = np.unique(np.array((*generation.sequence.prompt, *generation.ids)))
+        seen = np.unique(np.array((*generation.sequence.prompt, *ids)))
         factor = np.where(scores[seen] > 0, 1 / sampling.repetition_penalty, sampling.repetition_penalty)
-        scores[seen] *= factor
-    if generation.ids and (sampling.presence_penalty or sampling.frequency_penalty):
-        tokens, counts = np.unique(np.array(generation.ids), return_counts=True)
-        scores[tokens] -= sampling.presence_penalty + sampling.frequency_penalty * counts
+        scores[seen] *= factor.astype(np.float32)
+    if counted:
+        tokens, counts = np.unique(np.array(ids), return_counts=True)
+        penalties = sampling.presence_penalty + sampling.frequency_penalty * counts
+        scores[tokens] -= penalties.astype(np.float32)
     for token, bias in sampling.logit_bias.items():
-        scores[int(token)] += bias
+        scores[int(token)] += np.float32(bias)
     if generation.bars_eos:
         scores[list(eos_ids)] = -np.inf
     return scores
-
-
-def _keep_top_k(shares: Floats, top_k: int) -> None:
-    """Drop what is less likely than the k-th; equals of the k-th stay, so that the order of ids decides nothing."""
-    if 0 < top_k < len(shares):
-        shares[shares < np.partition(shares, -top_k)[-top_k]] = 0
-
-
-def _keep_top_p(shares: Floats, top_p: float) -> None:
-    """Keep the fewest of the most likely that hold `top_p` of the probability, and equals of the last of them."""
-    if top_p >= 1:
-        return
-    whole = shares.sum()
-    # all that is smaller than this holds less than 1 - top_p together: it needn't be sorted
-    descending = np.sort(shares[shares >= (1 - top_p) * whole / len(shares)])[::-1]
-    last = np.searchsorted(np.cumsum(descending), top_p * whole)
-    shares[shares < descending[min(int(last), len(descending) - 1)]] = 0

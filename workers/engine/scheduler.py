@@ -60,12 +60,23 @@ class Work:
     copies: tuple[int, ...] = ()
     """slots that get the KV of positions 0 to start + len(ids) too: the other choices of the same prompt"""
     draws: tuple[Generation, ...] = ()
-    """choices whose next token is drawn from the last position"""
+    """choices whose next token is drawn from the last position that isn't a guess"""
+    guesses: int = 0
+    """how many of the last ids are guessed: what follows each is drawn too, if it turns out to be right"""
+    scored: Generation | None = None
+    """the choice that is to know how likely the model found these tokens of the prompt"""
     loads: tuple[int, ...] = ()
     """blocks of the prefix cache that hold the KV of the positions right before `start`: copied to the slot before
     anything of the step is computed"""
     save: int | None = None
     """block of the prefix cache that gets the KV of these tokens, once it is computed"""
+
+    @property
+    def rows(self) -> int:
+        """Of how many positions, the last ones, logits are asked for."""
+        if self.scored is not None:
+            return len(self.ids)
+        return self.guesses + 1 if self.draws else 0
 
 
 class Scheduler:
@@ -393,6 +404,7 @@ def _piece(group: Group, start: int, end: int, loads: tuple[int, ...], save: int
         draws=tuple(g for g in group.generations if not g.ids) if last else (),
         loads=loads,
         save=save,
+        scored=first if first.scores_prompt else None,
     )
 
 

@@ -119,6 +119,8 @@ class SimulatedEngine:
             self._scheduler.cancel(generation.sequence.key)
             self._forget()
             return generation.fail(str(exc))
+        if generation.scores_prompt:
+            generation.score(0, [Logprob(-0.1)] * (len(generation.sequence.prompt) - 1))
         emission = generation.take(token, logprob)
         if emission.end is None:
             self._due_s[generation] = self._next_tick_s()

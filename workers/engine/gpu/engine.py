@@ -15,9 +15,8 @@ from workers.engine.gpu.build import Built, Setup, build
 from workers.engine.gpu.check import check_invariance
 from workers.engine.gpu.follow import Followers
 from workers.engine.gpu.numerics import Numerics
-from workers.engine.gpu.runner import PagedRunner
-from workers.engine.protocol import Emission
-from workers.engine.scheduler import Limits
+from workers.engine.gpu.runner import Logits, PagedRunner
+from workers.engine.scheduler import Limits, Work
 from workers.engine.torch_engine import TorchEngine
 from workers.engine.vocabulary import Vocabulary
 
@@ -29,9 +28,9 @@ class PagedEngine(TorchEngine):
         super().__init__(runner, vocabulary, limits)
         self._paged = runner
 
-    def step(self) -> Sequence[Emission]:
+    def _run(self, work: Sequence[Work]) -> Logits:
         self._paged.release(self._scheduler.freed())
-        return super().step()
+        return super()._run(work)
 
 
 def load_engine(

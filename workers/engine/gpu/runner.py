@@ -65,12 +65,15 @@ class PagedRunner:
         self._tell = tell
         self._ended: list[int] = []
 
+    def keep_blocks(self, blocks: int, tokens: int) -> None:
+        """Nothing to make room for: blocks are pages, which were counted when the pages were made."""
+
     def release(self, slots: Iterable[int]) -> None:
         """The sequences of these slots have ended: their pages are free in the next step."""
         self._ended += slots
 
     def run(self, work: Sequence[Work]) -> Logits:
-        """Compute a step. Logits of the last position of each item that draws, in order: [items, vocab]."""
+        """Compute a step. Logits of the last `rows` positions of each item, in order: [all their rows, vocab]."""
         order = Order(tuple(self._ended), tuple(map(Item.of, work)))
         self._ended.clear()
         if self._tell is not None:
