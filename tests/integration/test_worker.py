@@ -457,6 +457,45 @@ async def test_while_the_log_is_away_streams_wait(floor: Floor) -> None:
     check_bill(floor, request, heard)
 
 
+async def test_a_thousand_clients_that_hang_up_leave_no_slot_taken(floor: Floor) -> None:
+    worker = await floor.hire()
+    desk = floor.desk
+    for batch in range(20):
+        requests = [desk.request(f"Number {batch}.", n=1 + at % 2, max_tokens=200) for at in range(50)]
+        for at, request in enumerate(requests):
+            await desk.send(request)
+            if at % 5 == 0:
+                await desk.until(request.request_id, lambda heard: bool(heard.entries))
+        for request in requests:
+            cancel = Cancel(
+                request_id=request.request_id, attempt=1, reason="client_gone", accept_by_ms=request.accept_by_ms
+            )
+            await desk.send(cancel)
+        for request in requests:
+            end = (await desk.ended(request.request_id)).end
+            assert isinstance(end, End | Refused)
+    after = desk.request("And now?")
+    assert len((await desk.ended(await desk.send(after))).ids()) == 30
+    load = worker.worker._meters.load
+    assert load is not None
+    assert (load.running, load.waiting, load.kv_used_tokens) == (0, 0, 0)
+
+
+async def test_how_likely_the_prompt_was_comes_once_and_again_to_a_late_reader(floor: Floor) -> None:
+    await floor.hire()
+    desk = floor.desk
+    request = desk.request("a b c", prompt_logprobs=0, logprobs=0, n=2, max_tokens=20)
+    heard = await desk.ended(await desk.send(request))
+    accepted = next(e for e in heard.entries if isinstance(e, Accepted))
+    scored = [e.prompt for e in heard.entries if isinstance(e, Delta) and e.prompt is not None]
+    assert len(scored) == 1
+    assert len(scored[0]) == accepted.prompt_tokens
+    await desk.send(Attach(request_id=request.request_id, attempt=1, reply=READER))
+    heard = await desk.until(request.request_id, lambda heard: sum(isinstance(e, End) for e in heard.entries) == 2)
+    again = [e.prompt for e in heard.entries if isinstance(e, Delta) and e.prompt is not None]
+    assert again == scored * 2
+
+
 async def test_a_cancelled_request_is_billed_for_what_was_generated(floor: Floor) -> None:
     await floor.hire()
     request = floor.desk.request(max_tokens=1000)

@@ -7,18 +7,21 @@ import json
 import math
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from test_ingress_stream import delta, end
 
+from ingress.call import Call
 from ingress.chunks import DONE, PING, ChatChunks, TextChunks, error_event
 from ingress.endings import error_of_refusal
 from ingress.errors import ApiError, bad_key, invalid, unavailable
 from ingress.logprobs import LOWEST, chat_logprobs, legacy_logprobs
 from ingress.outlet import Outlet
 from ingress.usage import usage_of
-from wire.messages import Refused, TokenLogprob
+from ingress.whole import Whole
+from wire.messages import Body, Refused, Sampling, TokenLogprob
 
 FIELDS = {"id": "chatcmpl-1", "created": 5, "model": 'a"b', "system_fingerprint": "fp"}
 
@@ -52,6 +55,41 @@ def test_any_text_survives_being_cut_into_completion_chunks(texts: list[str], ec
     parsed = read(events)
     assert "".join(c["choices"][0]["text"] for c in parsed) == echo + "".join(texts)
     assert parsed[-1]["choices"][0]["finish_reason"] == "stop"
+
+
+def test_an_echoed_prompt_shows_how_likely_its_tokens_were_in_every_choice() -> None:
+    prompt = (shown("The", 0.0), shown(" sun", -2.0, shown(" end", -1.5)))
+    first = msgspec.structs.replace(delta(0, (7,), " is"), logprobs=(shown(" is", -0.5),), prompt=prompt)
+    second = msgspec.structs.replace(delta(0, (8,), " was", choice=1), logprobs=(shown(" was", -0.7),))
+    last = msgspec.structs.replace(delta(1, (9,), "!", end="stop"), logprobs=(shown("!", -0.1),))
+    expected = {
+        "tokens": ["The", " sun", " is", "!"],
+        "token_logprobs": [None, -2.0, -0.5, -0.1],
+        "top_logprobs": [None, {" end": -1.5, " sun": -2.0}, {" is": -0.5}, {"!": -0.1}],
+        "text_offset": [0, 3, 7, 10],
+    }
+    body = Body(sampling=Sampling(seed=1), prompt="The sun", n=2, logprobs=1, prompt_logprobs=1)
+    call = Call(endpoint="completions", model="m", bodies=(body,), stream=False, include_usage=False, echo=("The sun",))
+    whole = Whole(call)
+    whole.delta(0, first)
+    whole.delta(1, second)
+    whole.delta(0, last)
+    choices = json.loads(whole.body({}, [end((2, 1))]))["choices"]
+    assert choices[0]["logprobs"] == expected
+    assert choices[1]["logprobs"]["tokens"] == ["The", " sun", " was"]
+    assert [choice["text"] for choice in choices] == ["The sun is!", "The sun was"]
+
+    chunks = TextChunks(FIELDS, 2, False, ["The sun"] * 2, n=2)
+    said = read([*chunks.delta(0, first), *chunks.delta(1, second), *chunks.delta(0, last)])
+    pieces = [
+        c["choices"][0]["logprobs"] for c in said if c["choices"][0]["index"] == 0 and c["choices"][0]["logprobs"]
+    ]
+    assert {name: [one for piece in pieces for one in piece[name]] for name in expected} == expected
+    assert said[1]["choices"][0]["logprobs"]["text_offset"] == [0, 3, 7]
+
+
+def shown(token: str, logprob: float, *top: TokenLogprob) -> TokenLogprob:
+    return TokenLogprob(token=token, bytes=tuple(token.encode()), logprob=logprob, top=top)
 
 
 def test_the_usage_chunk_has_no_choices() -> None:
