@@ -11,7 +11,7 @@ from typing import Any
 
 from workers.engine.errors import ModelUnusable
 
-_FAMILY = ("llama", "qwen2")
+_FAMILY = ("llama", "qwen2", "qwen3")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
