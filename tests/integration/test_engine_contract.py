@@ -8,17 +8,15 @@ from pathlib import Path
 
 import msgspec
 import pytest
-import torch
 from engine_world import LIMITS, Told, make_sequence, restored_at, run, write_model
 
 from workers.engine.protocol import Engine, Key, Restored, Sequence
-from workers.engine.runner import Runner
+from workers.engine.runner import load_runner
 from workers.engine.simulated import Pace, SimulatedEngine
 from workers.engine.simulated_vocabulary import SimulatedVocabulary
 from workers.engine.tokenizer import Tokenizer
 from workers.engine.torch_engine import TorchEngine
 from workers.engine.vocabulary import Vocabulary
-from workers.engine.weights import Weights, load
 
 SLOTS = 4
 ONE = (1, 0)
@@ -30,25 +28,19 @@ def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_model(tmp_path_factory.mktemp("model"))
 
 
-@pytest.fixture(scope="module")
-def weights(model_dir: Path) -> Weights:
-    torch.set_num_threads(1)
-    return load(model_dir)
-
-
 @pytest.fixture(params=["simulated", "torch"])
 def vocabulary(request: pytest.FixtureRequest, model_dir: Path) -> Vocabulary:
     return SimulatedVocabulary() if request.param == "simulated" else Tokenizer.load(model_dir)
 
 
 @pytest.fixture
-def make(vocabulary: Vocabulary, weights: Weights) -> Callable[[], Engine]:
+def make(vocabulary: Vocabulary, model_dir: Path) -> Callable[[], Engine]:
     """A fresh engine, as after a restart."""
 
     def made() -> Engine:
         if isinstance(vocabulary, SimulatedVocabulary):
             return SimulatedEngine(LIMITS, Pace(ttft_ms=0, tbt_ms=0))
-        runner = Runner(weights, slots=LIMITS.slots, context_tokens=LIMITS.context_tokens)
+        runner = load_runner(model_dir, slots=LIMITS.slots, context_tokens=LIMITS.context_tokens, threads=1)
         return TorchEngine(runner, vocabulary, LIMITS)
 
     return made

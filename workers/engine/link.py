@@ -28,6 +28,7 @@ class Config(_Said, frozen=True, kw_only=True):
     simulated_ttft_ms: float
     simulated_tbt_ms: float
     log_level: str
+    numerics: str = ""
 
 
 class Add(_Said, frozen=True, kw_only=True):

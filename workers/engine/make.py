@@ -8,6 +8,7 @@ from pathlib import Path
 from wire.settings import Settings
 from workers.engine.errors import ModelUnusable
 from workers.engine.link import Config
+from workers.engine.numerics import checked
 from workers.engine.protocol import Engine
 from workers.engine.scheduler import Limits
 from workers.engine.simulated import Pace, SimulatedEngine, Sleep
@@ -28,6 +29,7 @@ def config_of(settings: Settings) -> Config:
         simulated_ttft_ms=settings.simulated_ttft_ms,
         simulated_tbt_ms=settings.simulated_tbt_ms,
         log_level=settings.log_level,
+        numerics=settings.numerics,
     )
 
 
@@ -54,7 +56,9 @@ def make_engine(config: Config, vocabulary: Vocabulary, *, sleep: Sleep = time.s
         return SimulatedEngine(limits, pace, sleep=sleep)
     from workers.engine.torch_engine import load_engine
 
-    return load_engine(_model_dir(config), vocabulary, limits, threads=config.threads)
+    return load_engine(
+        _model_dir(config), vocabulary, limits, threads=config.threads, numerics=checked(config.numerics)
+    )
 
 
 def _model_dir(config: Config) -> Path:

@@ -17,9 +17,9 @@ from workers.engine.errors import ModelUnusable
 from workers.engine.exact import multiplies_exactly
 from workers.engine.forward import Runner
 from workers.engine.numerics import EXACT
+from workers.engine.plain_weights import Layer, Weights
 from workers.engine.rotary import rotations
 from workers.engine.scheduler import Work
-from workers.engine.plain_weights import Layer, Weights
 
 _SERIAL_ELEMENTS = 32767
 """torch cuts larger element-wise work among threads, and computes the odd ends of the cuts by another code"""
@@ -68,7 +68,9 @@ class PlainRunner(Runner):
         turned = shape.heads + shape.kv_heads
         queries, keys = torch.split(heads[:, :turned], [shape.heads, shape.kv_heads], dim=1)
         if layer.query_norm is not None and layer.key_norm is not None:
-            queries = _norm(queries.reshape(-1, shape.head_size), layer.query_norm, shape.norm_epsilon).view(queries.shape)
+            queries = _norm(queries.reshape(-1, shape.head_size), layer.query_norm, shape.norm_epsilon).view(
+                queries.shape
+            )
             keys = _norm(keys.reshape(-1, shape.head_size), layer.key_norm, shape.norm_epsilon).view(keys.shape)
         queries, keys = _rotate(queries, turn), _rotate(keys, turn)
         slots, positions = at

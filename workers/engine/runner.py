@@ -14,9 +14,9 @@ from workers.engine.native.runner import NativeRunner
 from workers.engine.native.weights import load as load_packed
 from workers.engine.numerics import EXACT, NATIVE, THROUGHPUT
 from workers.engine.plain import PlainRunner, check_library
+from workers.engine.plain_weights import load as load_plain
 from workers.engine.quality import default_of
 from workers.engine.scheduler import Work
-from workers.engine.plain_weights import load as load_plain
 
 __all__ = ["Logits", "Runner", "load_runner"]
 

@@ -105,7 +105,8 @@ def _reader(model_dir: Path) -> _Source:
 def _read(path: Path, name: str) -> Callable[[], torch.Tensor]:
     def read() -> torch.Tensor:
         with _opened(path) as file:
-            return file.get_tensor(name)
+            tensor: torch.Tensor = file.get_tensor(name)
+            return tensor
 
     return read
 

@@ -3,7 +3,6 @@
 Arguments: the GGUF file, threads, the most streams, the longest context.
 """
 
-import ctypes
 import json
 import sys
 import time

@@ -13,13 +13,12 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-import torch
-
 SOURCES = Path(__file__).parent
 _MAIN = "forward.cpp"
 _FLAGS = ("-O3", "-mavx2", "-mfma", "-mf16c", "-std=c++17", "-ffp-contract=off", "-fopenmp", "-shared", "-fPIC")
 """no -march=native: the same instructions, and so the same numbers, on every machine"""
-_CAPABLE = ("AVX2", "AVX512")
+_NEEDED = {"avx2", "fma", "f16c"}
+_COMPILERS = ("g++", "c++", "clang++")
 _log = logging.getLogger(__name__)
 
 
@@ -31,15 +30,18 @@ def source_digest() -> str:
     return digest.hexdigest()[:6]
 
 
+def possible(environ: Mapping[str, str] = os.environ) -> bool:
+    """Whether this machine has what the kernels need: AVX2, and a compiler or a library made before."""
+    return _capable() and (library_path(environ).is_file() or _compiler(environ) is not None)
+
+
 @functools.cache
 def kernels() -> ctypes.CDLL | None:
-    """The library; None where there is no compiler, or the processor lacks AVX2: then the plain runner is used."""
-    if torch.backends.cpu.get_cpu_capability() not in _CAPABLE:
+    """The library, made if it isn't there yet (a few seconds); None where it can't be."""
+    if not _capable():
         return None
     path = library_path(os.environ)
-    if not path.is_file() and not build(path, os.environ):
-        return None
-    return loaded(path)
+    return loaded(path) if path.is_file() or build(path, os.environ) else None
 
 
 def library_path(environ: Mapping[str, str]) -> Path:
@@ -51,8 +53,7 @@ def library_path(environ: Mapping[str, str]) -> Path:
 
 def build(path: Path, environ: Mapping[str, str]) -> bool:
     """Compile to `path`, whole or not at all; False, and a line in the log, if that can't be done."""
-    compiler = next(filter(None, map(shutil.which, filter(None, (environ.get("CXX"), "g++", "c++", "clang++")))), None)
-    if compiler is None:
+    if (compiler := _compiler(environ)) is None:
         _log.warning("no C++ compiler found: the model runs in plain torch, several times slower; install g++")
         return False
     try:
@@ -72,8 +73,8 @@ def build(path: Path, environ: Mapping[str, str]) -> bool:
 
 
 def loaded(path: Path) -> ctypes.CDLL:
-    """Its functions, typed."""
-    library = ctypes.CDLL(str(path))  # torch is imported, so both share its OpenMP threads
+    """Its functions, typed. With torch imported before, both use the same OpenMP threads."""
+    library = ctypes.CDLL(str(path))
     library.millstream_scratch.restype = ctypes.c_void_p
     library.millstream_free.argtypes = [ctypes.c_void_p]
     library.millstream_forward.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
@@ -81,3 +82,16 @@ def loaded(path: Path) -> ctypes.CDLL:
     library.millstream_multiply.argtypes = [*(ctypes.c_void_p,) * 2, ctypes.c_int64, ctypes.c_void_p, ctypes.c_int64]
     library.millstream_multiply.restype = None
     return library
+
+
+def _capable(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
+    try:
+        flags = next(line for line in cpuinfo.read_text().splitlines() if line.startswith("flags"))
+    except (OSError, StopIteration):  # not Linux, or not x86
+        return False
+    return set(flags.split()) >= _NEEDED
+
+
+def _compiler(environ: Mapping[str, str]) -> str | None:
+    wanted = (environ.get("CXX", ""), *_COMPILERS)
+    return next((found for name in wanted if name and (found := shutil.which(name, path=environ.get("PATH")))), None)

@@ -1,7 +1,7 @@
 """Weights in the layout of the native kernels (linear.h), from float32 [outputs, inputs].
 
-16 bits: bfloat16. 8 bits: whole numbers with a scale for each output. 4 bits: whole numbers from 0 to 15 with a scale and
-a least value for each group of 32 inputs, which are halves.
+16 bits: bfloat16. 8 bits: whole numbers with a scale for each output. 4 bits: whole numbers from 0 to 15 with a scale
+and a least value for each group of 32 inputs, which are halves.
 """
 
 from __future__ import annotations

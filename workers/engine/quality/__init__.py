@@ -1,6 +1,6 @@
 """What a numerics class costs: perplexity, and agreement in the likeliest token, on texts that ship with the engine.
 
-Measured once, when a model is converted, and kept beside it: `default_of` is the fastest class that costs little enough.
+Measured once, when a model is converted, and kept beside it; a class that costs too much is no default.
 """
 
 from __future__ import annotations
@@ -109,7 +109,8 @@ def score(runner: Runner, ids: Sequence[int]) -> Scored:
 
 def _log_shares(logits: Logits) -> npt.NDArray[np.float64]:
     shifted = logits.astype(np.float64) - logits.max(axis=1, keepdims=True)
-    return shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
+    shares: npt.NDArray[np.float64] = shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
+    return shares
 
 
 def _texts(model_dir: Path) -> dict[str, tuple[int, ...]]:
@@ -126,9 +127,7 @@ def _scores(model_dir: Path, numerics: Numerics, texts: dict[str, tuple[int, ...
     return {name: score(runner, ids) for name, ids in texts.items()}
 
 
-def _costs(
-    texts: dict[str, tuple[int, ...]], mine: dict[str, Scored], reference: dict[str, Scored]
-) -> list[Cost]:
+def _costs(texts: dict[str, tuple[int, ...]], mine: dict[str, Scored], reference: dict[str, Scored]) -> list[Cost]:
     return [
         Cost(
             text=name,
