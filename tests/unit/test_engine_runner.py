@@ -42,7 +42,7 @@ SHAPES: dict[str, dict[str, object]] = {
     "qwen3": {"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"]},
 }
 CLASSES = ["bf16", "throughput", "latency", "exact"]
-MOST_OFF = {"bf16": 0.03, "throughput": 0.08, "latency": 0.08, "exact": 0.03}
+MOST_OFF = {"bf16": 0.03, "throughput": 0.08, "latency": 0.15, "exact": 0.03}
 """of the largest logit; random weights have no redundancy, so that few bits cost more than in a trained model"""
 
 

@@ -63,7 +63,7 @@ class Scored:
 
 def record(model_dir: Path) -> Record:
     """Measure the classes of a converted model and write it down beside them; needs the kernels. ModelUnusable."""
-    texts = _texts(model_dir)
+    texts = texts_of(model_dir)
     reference = _scores(model_dir, BF16, texts)
     classes = {
         numerics.name: tuple(_costs(texts, _scores(model_dir, numerics, texts), reference))
@@ -113,7 +113,8 @@ def _log_shares(logits: Logits) -> npt.NDArray[np.float64]:
     return shares
 
 
-def _texts(model_dir: Path) -> dict[str, tuple[int, ...]]:
+def texts_of(model_dir: Path) -> dict[str, tuple[int, ...]]:
+    """Token ids of the texts, by name. ModelUnusable."""
     tokenizer = Tokenizer.load(model_dir)
     return {name: tuple(tokenizer.encode_plain((Path(__file__).parent / f"{name}.txt").read_text())) for name in TEXTS}
 

@@ -1,4 +1,4 @@
-"""llama.cpp's own loop over `llama_decode`, without sampling; run by its environment's Python. See `peers.ask`.
+"""llama.cpp's own loop over `llama_decode`, without sampling; run by its environment's Python. See `millstream.bench.peers`.
 
 Arguments: the GGUF file, threads, the most streams, the longest context.
 """
@@ -20,8 +20,7 @@ def opened():
     model = lib.llama_model_load_from_file(PATH.encode(), lib.llama_model_default_params())
     params = lib.llama_context_default_params()
     params.n_ctx, params.n_seq_max = STREAMS * CONTEXT, STREAMS
-    params.n_batch = params.n_ubatch = BATCH
-    params.n_ubatch = 512
+    params.n_batch, params.n_ubatch = BATCH, 512
     params.n_threads = params.n_threads_batch = THREADS
     return model, lib.llama_init_from_model(model, params)
 

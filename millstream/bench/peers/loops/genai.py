@@ -1,4 +1,4 @@
-"""OpenVINO GenAI's continuous batching; run by its environment's Python. See `peers.ask`.
+"""OpenVINO GenAI's continuous batching; run by its environment's Python. See `millstream.bench.peers`.
 
 Arguments: the converted model's directory, threads, the most streams.
 """
@@ -75,7 +75,23 @@ def main():
         elif ask["what"] == "decode":
             _, seconds, tokens = run(pipe, ask["streams"], ask["context"], ask["tokens"])
             rate = tokens / seconds
+        else:
+            rate = perplexity(ask["ids"])
         print(json.dumps({"value": rate}), flush=True)
+
+
+def perplexity(ids):
+    """By the same model outside the pipeline, which gives no logits."""
+    model = ov.Core().compile_model(f"{PATH}/openvino_model.xml", "CPU", {"INFERENCE_NUM_THREADS": THREADS})
+    row = np.array([ids], dtype=np.int64)
+    inputs = {"input_ids": row, "attention_mask": np.ones_like(row), "position_ids": np.arange(len(ids))[None]}
+    inputs["beam_idx"] = np.zeros(1, dtype=np.int32)
+    names = {name for port in model.inputs for name in port.names}
+    result = model.create_infer_request().infer({name: value for name, value in inputs.items() if name in names})
+    logits = result["logits"][0].astype(np.float64)
+    logits -= logits.max(axis=1, keepdims=True)
+    shares = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
+    return float(np.exp(-shares[np.arange(len(ids) - 1), ids[1:]].mean()))
 
 
 if __name__ == "__main__":
