@@ -16,10 +16,10 @@ import msgspec
 
 from millstream.bench import svg
 from millstream.bench.engine_setting import Setting
-from millstream.bench.own import Say
 from millstream.bench.peers import Contender, Running, ours
 from millstream.errors import StartFailed
 from millstream.table import table
+from millstream.wish import Say
 
 STREAMS = (1, 8, 32, 64)
 CLASSES = ("latency", "throughput", "bf16")

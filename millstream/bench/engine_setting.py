@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from millstream import model
-from millstream.bench.own import Say
 from millstream.bench.peers.setup import Peers
 from millstream.errors import StartFailed
 from millstream.paths import cache_dir
+from millstream.wish import Say
 from workers.engine.quality import texts_of
 
 

@@ -12,9 +12,9 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from millstream.bench.own import Say
 from millstream.bench.peers import LOOPS, Contender
 from millstream.errors import StartFailed
+from millstream.wish import Say
 
 _TIMEOUT_S = 3_600.0
 _QUANTISE = """
@@ -31,7 +31,8 @@ from transformers import AutoTokenizer
 source, target, bits = sys.argv[1], pathlib.Path(sys.argv[2]), int(sys.argv[3])
 groups = {} if bits == 8 else {"sym": True, "group_size": 32, "ratio": 1.0}
 config = OVWeightQuantizationConfig(bits=bits, **groups)
-OVModelForCausalLM.from_pretrained(source, export=True, compile=False, quantization_config=config).save_pretrained(target)
+model = OVModelForCausalLM.from_pretrained(source, export=True, compile=False, quantization_config=config)
+model.save_pretrained(target)
 tokenizer = AutoTokenizer.from_pretrained(source)
 tokenizer.save_pretrained(target)
 plain = json.loads((target / "tokenizer.json").read_text())

@@ -1,4 +1,6 @@
-"""llama.cpp's own loop over `llama_decode`, without sampling; run by its environment's Python. See `millstream.bench.peers`.
+"""llama.cpp's own loop over `llama_decode`, without sampling, in an environment of its own.
+
+See `millstream.bench.peers`.
 
 Arguments: the GGUF file, threads, the most streams, the longest context.
 """
