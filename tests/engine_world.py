@@ -95,7 +95,9 @@ def write_model(directory: Path, seed: int = 0, **changes: object) -> Path:
     (directory / "config.json").write_text(json.dumps(config))
     generator = torch.Generator().manual_seed(seed)
     tensors = {
-        name: torch.ones(shape) if "norm" in name else torch.randn(shape, generator=generator) / shape[-1] ** 0.5
+        name: 1 + torch.rand(shape, generator=generator)
+        if "norm" in name
+        else torch.randn(shape, generator=generator) / shape[-1] ** 0.5
         for name, shape in _shapes(config).items()
     }
     save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
@@ -125,6 +127,8 @@ def _shapes(config: dict[str, object]) -> dict[str, tuple[int, ...]]:
             f"{layer}mlp.up_proj.weight": (inner, hidden),
             f"{layer}mlp.down_proj.weight": (hidden, inner),
         }
+        if config["model_type"] == "qwen3":
+            shapes |= {f"{layer}self_attn.{part}_norm.weight": (head,) for part in ("q", "k")}
         if config["model_type"] == "qwen2":
             shapes |= {
                 f"{layer}self_attn.{part}_proj.bias": (size,)

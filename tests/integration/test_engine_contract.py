@@ -13,13 +13,12 @@ from engine_world import LIMITS, Told, make_sequence, restored_at, run, write_mo
 
 from workers.engine.gpu.engine import load_engine as load_paged
 from workers.engine.protocol import Engine, Key, Restored, Sequence
-from workers.engine.runner import Runner
+from workers.engine.runner import load_runner
 from workers.engine.simulated import Pace, SimulatedEngine
 from workers.engine.simulated_vocabulary import SimulatedVocabulary
 from workers.engine.tokenizer import Tokenizer
 from workers.engine.torch_engine import TorchEngine
 from workers.engine.vocabulary import Vocabulary
-from workers.engine.weights import Weights, load
 
 SLOTS = 4
 ONE = (1, 0)
@@ -29,12 +28,6 @@ ONE = (1, 0)
 @pytest.fixture(scope="module")
 def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_model(tmp_path_factory.mktemp("model"))
-
-
-@pytest.fixture(scope="module")
-def weights(model_dir: Path) -> Weights:
-    torch.set_num_threads(1)
-    return load(model_dir)
 
 
 @pytest.fixture(
@@ -56,7 +49,7 @@ def vocabulary(kind: str, model_dir: Path) -> Vocabulary:
 
 
 @pytest.fixture
-def make(kind: str, vocabulary: Vocabulary, weights: Weights, model_dir: Path) -> Callable[[], Engine]:
+def make(kind: str, vocabulary: Vocabulary, model_dir: Path) -> Callable[[], Engine]:
     """A fresh engine, as after a restart."""
 
     def made() -> Engine:
@@ -64,7 +57,7 @@ def make(kind: str, vocabulary: Vocabulary, weights: Weights, model_dir: Path) -
             return SimulatedEngine(LIMITS, Pace(ttft_ms=0, tbt_ms=0))
         if kind != "torch":
             return load_paged(model_dir, vocabulary, LIMITS, device=kind, numerics="bf16", threads=1)
-        runner = Runner(weights, slots=LIMITS.slots, context_tokens=LIMITS.context_tokens)
+        runner = load_runner(model_dir, slots=LIMITS.slots, context_tokens=LIMITS.context_tokens, threads=1)
         return TorchEngine(runner, vocabulary, LIMITS)
 
     return made

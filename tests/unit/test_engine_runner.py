@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from pathlib import Path
 
@@ -9,33 +10,40 @@ import numpy as np
 import pytest
 import torch
 from engine_world import write_model
+from safetensors.torch import load_file, save_file
 
-from workers.engine import runner as running
 from workers.engine.architecture import Architecture
 from workers.engine.errors import ModelUnusable
-from workers.engine.exact import Linear, multiplies_exactly, quantise, reach_of
 from workers.engine.generation import Generation
-from workers.engine.runner import Runner, load_runner, silu
+from workers.engine.native.pack import four_bits
+from workers.engine.numerics import checked
+from workers.engine.plain_weights import load as load_plain
+from workers.engine.runner import Runner, load_runner
 from workers.engine.scheduler import Work
-from workers.engine.weights import load, precompute
+from workers.engine.weights import precompute
 
 DRAW = (object.__new__(Generation),)
 """stands for whoever draws: the runner doesn't look"""
-SHAPES = {
-    "llama": {},
-    "llama untied": {"tie_word_embeddings": False},
-    "llama 3.1": {
-        "rope_parameters": {
-            "rope_type": "llama3",
-            "rope_theta": 10000.0,
-            "factor": 8.0,
-            "low_freq_factor": 1.0,
-            "high_freq_factor": 4.0,
-            "original_max_position_embeddings": 64,
-        }
-    },
-    "qwen2": {"model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"]},
+LLAMA_3_1 = {
+    "rope_type": "llama3",
+    "rope_theta": 10000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
 }
+SHAPES: dict[str, dict[str, object]] = {
+    "llama": {},
+    "llama untied, a vocabulary that fills no block": {"tie_word_embeddings": False, "vocab_size": 277},
+    "llama 3.1": {"rope_parameters": LLAMA_3_1},
+    "llama, a key head for each head": {"num_key_value_heads": 6},
+    "llama, seven heads for a key head": {"num_attention_heads": 14, "head_dim": 32, "hidden_size": 448},
+    "qwen2": {"model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"]},
+    "qwen3": {"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"]},
+}
+CLASSES = ["bf16", "throughput", "latency", "exact"]
+MOST_OFF = {"bf16": 0.03, "throughput": 0.08, "latency": 0.15, "exact": 0.03}
+"""of the largest logit; random weights have no redundancy, so that few bits cost more than in a trained model"""
 
 
 @pytest.fixture(autouse=True)
@@ -48,8 +56,13 @@ def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_model(tmp_path_factory.mktemp("model"))
 
 
-def runner_of(directory: Path, slots: int = 8) -> Runner:
-    return Runner(load(directory), slots=slots, context_tokens=128)
+@pytest.fixture(params=CLASSES)
+def numerics(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+def runner_of(directory: Path, numerics: str, slots: int = 8, threads: int = 2) -> Runner:
+    return load_runner(directory, slots=slots, context_tokens=128, threads=threads, numerics=numerics)
 
 
 def piece(slot: int, start: int, ids: tuple[int, ...]) -> Work:
@@ -64,86 +77,42 @@ def prompt_of(number: int, length: int) -> tuple[int, ...]:
     return tuple(int(token) for token in np.random.default_rng(number).integers(3, 260, length))
 
 
+def round_to_four_bits(directory: Path) -> None:
+    """Layers as if they had come from a file of four-bit weights: then four bits lose nothing but of activations."""
+    tensors = load_file(directory / "model.safetensors")
+    for name, tensor in tensors.items():
+        if "_proj.weight" in name:
+            whole, scale, least = four_bits(tensor)
+            tensors[name] = (whole * scale[..., None] + least[..., None]).view(tensor.shape)
+    save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
+
+
 @pytest.mark.timeout(600)  # transformers takes its time to import on a busy machine
 @pytest.mark.parametrize("shape", SHAPES)
 def test_logits_are_those_of_transformers(tmp_path: Path, shape: str) -> None:
     from transformers import AutoModelForCausalLM
 
     directory = write_model(tmp_path, **SHAPES[shape])  # type: ignore[arg-type]
+    round_to_four_bits(directory)
     theirs = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
     ids = prompt_of(1, 40)
     with torch.inference_mode():
         expected = theirs(torch.tensor([ids])).logits[0].numpy()
-    mine = runner_of(directory)
-    got = [mine.run([piece(0, 0, ids[:16])])[0], mine.run([piece(0, 16, ids[16:32])])[0]]
-    got += [mine.run([steps(0, at, (ids[at],))])[0] for at in range(32, 40)]
-    for at, row in zip((15, 31, *range(32, 40)), got, strict=True):
-        off = np.abs(row - expected[at]).max() / np.abs(expected[at]).max()
-        assert off < 0.02, f"position {at} is off by {off:.1%}: more than ten bits explain"
+    for numerics in CLASSES:
+        mine = runner_of(directory, numerics)
+        got = [mine.run([piece(0, 0, ids[:16])])[0], mine.run([piece(0, 16, ids[16:32])])[0]]
+        got += [mine.run([steps(0, at, (ids[at],))])[0] for at in range(32, 40)]
+        for at, row in zip((15, 31, *range(32, 40)), got, strict=True):
+            off = np.abs(row - expected[at]).max() / np.abs(expected[at]).max()
+            assert off < MOST_OFF[numerics], f"{numerics}: position {at} is off by {off:.1%}"
 
 
-def test_a_linear_layer_gives_a_row_the_same_in_any_company() -> None:
-    generator = torch.Generator().manual_seed(3)
-    layer = made(torch.randn(96, 576, generator=generator), generator)
-    rows = torch.randn(300, 576, generator=generator) * torch.logspace(-3, 3, 300)[:, None]
-    together = layer(rows)
-    for count in (1, 2, 3, 7, 8, 31, 57, 64, 129):
-        for begin in (0, 100, 300 - count):
-            assert torch.equal(layer(rows[begin : begin + count]), together[begin : begin + count])
-
-
-def made(weight: torch.Tensor, generator: torch.Generator) -> Linear:
-    quantised, scale = quantise(weight)
-    return Linear(quantised, scale, reach_of(quantised), torch.randn(len(weight), generator=generator))
-
-
-@pytest.mark.parametrize("width", [1, 16, 576, 4096])
-@pytest.mark.parametrize("peak", [0.0, 1.0, 1e4])
-def test_no_sum_leaves_what_float32_holds_exactly(width: int, peak: float) -> None:
-    """Rows along a channel are the worst case of Cauchy and Schwarz; all signs agree, so every partial sum grows."""
-    generator = torch.Generator().manual_seed(width)
-    quantised, _ = quantise(torch.randn(5, width, generator=generator))
-    layer = Linear(quantised, torch.ones(5), reach_of(quantised))
-    whole, unit = layer.quantise(quantised.float() + peak * torch.eye(5, width))
-    assert torch.equal(whole, whole.round())
-    assert (whole.double().abs() @ quantised.double().abs().T).max() <= 2**24
-    assert torch.equal(layer.multiply(whole).double(), whole.double() @ quantised.double().T)
-    assert torch.allclose(whole * unit, quantised.float() + peak * torch.eye(5, width), atol=unit.max().item())
-    assert multiplies_exactly(layer, width)
-
-
-def test_a_row_of_zeros_gives_the_bias() -> None:
-    bias = torch.arange(8.0)
-    quantised, scale = quantise(torch.randn(8, 32, generator=torch.Generator().manual_seed(1)))
-    assert torch.equal(Linear(quantised, scale, reach_of(quantised), bias)(torch.zeros(2, 32)), bias.expand(2, 8))
-
-
-def test_a_library_that_shortens_float32_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    quantised, scale = quantise(torch.randn(8, 64, generator=torch.Generator().manual_seed(1)))
-    layer = Linear(quantised, scale, reach_of(quantised))
-    exact = layer.multiply
-    monkeypatch.setattr(layer, "multiply", lambda whole: exact(whole.bfloat16().float()))
-    assert not multiplies_exactly(layer, 64)
-
-
-@pytest.mark.parametrize("width", [64, 150, 1536])
-def test_norms_and_silu_do_not_depend_on_the_rows_beside(width: int) -> None:
-    generator = torch.Generator().manual_seed(width)
-    rows, weight = torch.randn(400, width, generator=generator) * 5, torch.randn(width, generator=generator)
-    normed, activated = running._norm(rows, weight, 1e-5), silu(rows.clone())
-    for count in (1, 2, 5, 22, 64, 200):
-        for begin in (0, 77, 400 - count):
-            part = slice(begin, begin + count)
-            assert torch.equal(running._norm(rows[part], weight, 1e-5), normed[part])
-            assert torch.equal(silu(rows[part].clone()), activated[part])
-
-
-def test_a_sequence_computes_the_same_alone_and_in_any_company(model_dir: Path) -> None:
+def test_a_sequence_computes_the_same_alone_and_in_any_company(model_dir: Path, numerics: str) -> None:
     ids = prompt_of(5, 30)
-    alone = runner_of(model_dir)
+    alone = runner_of(model_dir, numerics)
     expected = [alone.run([piece(0, 0, ids[:16])])[0], alone.run([piece(0, 16, ids[16:20])])[0]]
     expected += [alone.run([steps(0, at, (ids[at],))])[0] for at in range(20, 30)]
-    crowded = runner_of(model_dir)
+    crowded = runner_of(model_dir, numerics)
     others = [prompt_of(number, 90) for number in range(7)]
 
     def beside(at: int) -> list[Work]:
@@ -160,56 +129,113 @@ def test_a_sequence_computes_the_same_alone_and_in_any_company(model_dir: Path) 
     assert all(np.array_equal(mine, theirs) for mine, theirs in zip(got, expected, strict=True))
 
 
-def test_replayed_tokens_give_the_bits_of_single_steps(model_dir: Path) -> None:
+def test_replayed_tokens_give_the_bits_of_single_steps(model_dir: Path, numerics: str) -> None:
     ids = prompt_of(6, 40)
-    first = runner_of(model_dir)
+    first = runner_of(model_dir, numerics)
     first.run([piece(0, 0, ids[:10])])
     for at in range(10, 40):
         expected = first.run([steps(0, at, (ids[at],))])[0]
-    again = runner_of(model_dir)
+    again = runner_of(model_dir, numerics)
     again.run([piece(3, 0, ids[:10])])
     again.run([steps(3, 10, ids[10:23])])
     assert np.array_equal(again.run([steps(3, 23, ids[23:])])[0], expected)
 
 
-def test_copies_continue_like_the_original(model_dir: Path) -> None:
+@pytest.mark.parametrize("numerics", CLASSES[:-1])
+def test_natively_no_cut_and_no_number_of_threads_changes_a_bit(model_dir: Path, numerics: str) -> None:
+    ids = prompt_of(9, 100)
+    one = runner_of(model_dir, numerics, threads=1)
+    expected = np.concatenate([one.score([token], at) for at, token in enumerate(ids)])
+    for threads, borders in ((2, (0, 100)), (3, (0, 1, 3, 7, 50, 51, 100)), (2, (0, 16, 32, 33, 99, 100))):
+        cut = runner_of(model_dir, numerics, threads=threads)
+        cut._kv.fill_(float("nan"))  # what was never written must not matter
+        got = [cut.score(ids[begin:end], begin) for begin, end in itertools.pairwise(borders)]
+        assert np.array_equal(np.concatenate(got), expected)
+
+
+def test_copies_continue_like_the_original(model_dir: Path, numerics: str) -> None:
     ids = prompt_of(7, 20)
-    mine = runner_of(model_dir)
+    mine = runner_of(model_dir, numerics)
     mine.run([Work(slot=0, start=0, ids=ids, stepwise=False, copies=(2, 5))])
     rows = mine.run([steps(slot, 20, (9,)) for slot in (0, 2, 5)])
     assert np.array_equal(rows[0], rows[1])
     assert np.array_equal(rows[0], rows[2])
 
 
-def test_precomputed_weights_are_the_ones_made_at_the_start(tmp_path: Path) -> None:
+def test_a_slot_used_again_remembers_nothing(model_dir: Path, numerics: str) -> None:
+    ids = prompt_of(8, 12)
+    fresh, used = runner_of(model_dir, numerics), runner_of(model_dir, numerics)
+    used.run([piece(0, 0, prompt_of(3, 90))])
+    assert np.array_equal(used.run([piece(0, 0, ids)]), fresh.run([piece(0, 0, ids)]))
+
+
+def test_precomputed_weights_are_the_ones_made_at_the_start(tmp_path: Path, numerics: str) -> None:
     directory = write_model(tmp_path)
     ids = prompt_of(8, 12)
-    made_now = runner_of(directory)
+    made_now = runner_of(directory, numerics)
     precompute(directory)
-    read = runner_of(directory)
+    read = runner_of(directory, numerics)
     assert made_now.fingerprint == read.fingerprint
     assert np.array_equal(made_now.run([piece(0, 0, ids)]), read.run([piece(0, 0, ids)]))
 
 
-def test_other_weights_have_another_fingerprint(tmp_path: Path, model_dir: Path) -> None:
-    assert runner_of(write_model(tmp_path, seed=1)).fingerprint != runner_of(model_dir).fingerprint
+def test_other_weights_and_other_classes_have_other_fingerprints(tmp_path: Path, model_dir: Path) -> None:
+    runners = [
+        runner_of(directory, numerics)
+        for directory in (write_model(tmp_path, seed=1), model_dir)
+        for numerics in CLASSES
+    ]
+    assert len({runner.fingerprint for runner in runners}) == len(runners)
 
 
 def test_a_model_that_cannot_run_here_is_refused_with_a_reason(tmp_path: Path, model_dir: Path) -> None:
     with pytest.raises(ModelUnusable, match="512 tokens of context, not 513"):
         load_runner(model_dir, slots=1, context_tokens=513, threads=2)
-    with pytest.raises(ModelUnusable, match="'mamba'"):
-        Architecture.read(write_model(tmp_path, model_type="mamba"))
-    (tmp_path / "model.safetensors").unlink()
-    write_config = write_model(tmp_path / "other")
-    (write_config / "model.safetensors").write_bytes(b"broken")
+    (tmp_path / "model.safetensors").unlink(missing_ok=True)
+    broken = write_model(tmp_path / "other")
+    (broken / "model.safetensors").write_bytes(b"broken")
     with pytest.raises(ModelUnusable, match="missing or broken"):
-        load(write_config)
+        load_plain(broken)
+    with pytest.raises(ModelUnusable, match="missing or broken"):
+        runner_of(broken, "bf16")
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"model_type": "mamba"}, "'mamba'"),
+        ({"hidden_act": "gelu"}, "'gelu'"),
+        ({"mlp_bias": True}, "biases"),
+        ({"model_type": "qwen2", "use_sliding_window": True}, "sliding window"),
+        ({"model_type": "qwen3", "layer_types": ["sliding_attention"]}, "sliding window"),
+        ({"partial_rotary_factor": 0.5}, "part of a head"),
+        ({"rope_parameters": {"rope_type": "yarn"}}, "'yarn'"),
+    ],
+)
+def test_what_a_model_has_and_no_runner_computes_is_named(tmp_path: Path, changes: dict[str, object], why: str) -> None:
+    with pytest.raises(ModelUnusable, match=why):
+        Architecture.read(write_model(tmp_path, **changes))  # type: ignore[arg-type]
+
+
+def test_sizes_that_the_kernels_cannot_take_are_named(tmp_path: Path) -> None:
+    with pytest.raises(ModelUnusable, match="multiples of 32"):
+        runner_of(write_model(tmp_path / "a", intermediate_size=150), "bf16")
+    with pytest.raises(ModelUnusable, match="multiple of 16"):
+        runner_of(write_model(tmp_path / "b", head_dim=8, num_attention_heads=12), "bf16")
+
+
+def test_only_a_class_that_there_is_can_be_chosen() -> None:
+    assert checked("sim") is checked("") is None
+    assert [checked(name) for name in CLASSES] == CLASSES
+    with pytest.raises(
+        ModelUnusable, match="MILLSTREAM_NUMERICS is 'int3'; use one of latency, throughput, bf16 or exact"
+    ):
+        checked("int3")
 
 
 def test_stretched_frequencies_are_llama_3_1s(tmp_path: Path) -> None:
     plain = Architecture.read(write_model(tmp_path / "a")).inverse_frequencies
-    stretched = Architecture.read(write_model(tmp_path / "b", **SHAPES["llama 3.1"])).inverse_frequencies  # type: ignore[arg-type]
+    stretched = Architecture.read(write_model(tmp_path / "b", rope_parameters=LLAMA_3_1)).inverse_frequencies
     for before, after in zip(plain, stretched, strict=True):
         wavelength = 2 * math.pi / before
         if wavelength < 64 / 4:

@@ -50,11 +50,22 @@ def test_a_worker_runs_an_engine_of_the_catalogue_s_fleet() -> None:
     assert settings.model_dir == Path("/model")
 
 
-@pytest.mark.model
-def test_the_numerics_class_is_the_runner_s() -> None:
-    from workers.engine.runner import NUMERICS
+def test_the_numerics_class_is_the_fastest_that_runs_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bare = {"PATH": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path)}
+    assert stack.smollm2(bare).numerics == "exact"
+    monkeypatch.setattr(stack, "possible", lambda environ: True)
+    assert stack.smollm2(bare).numerics == "latency"
+    assert stack.smollm2({**bare, "MILLSTREAM_NUMERICS": "bf16"}).numerics == "bf16"
 
-    assert stack.smollm2().numerics == NUMERICS
+
+@pytest.mark.model
+@pytest.mark.timeout(600)
+def test_the_numerics_class_is_one_that_costs_little() -> None:
+    from millstream.model import prepare
+    from millstream.paths import cache_dir
+    from workers.engine.quality import default_of
+
+    assert default_of(prepare(cache_dir(), print)) == "latency"
 
 
 def test_the_ledger_s_group_is_the_one_whose_backlog_status_shows() -> None:

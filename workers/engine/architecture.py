@@ -11,7 +11,7 @@ from typing import Any
 
 from workers.engine.errors import ModelUnusable
 
-FAMILY = ("llama", "qwen2")
+FAMILY = ("llama", "qwen2", "qwen3")
 """types of models, by the name that their config.json and GGUF files have for them"""
 
 
@@ -47,8 +47,9 @@ class Architecture:
 
 def _architecture(config: Mapping[str, Any]) -> Architecture:
     family = config["model_type"]
-    if family not in FAMILY or config.get("use_sliding_window") or config.get("mlp_bias"):
+    if family not in FAMILY:
         raise ModelUnusable(f"a model of type {family!r} can't be run here; use one of {', '.join(FAMILY)}")
+    _check_parts(config)
     heads, hidden = config["num_attention_heads"], config["hidden_size"]
     head_size = config.get("head_dim") or hidden // heads
     return Architecture(
@@ -63,6 +64,20 @@ def _architecture(config: Mapping[str, Any]) -> Architecture:
         norm_epsilon=config["rms_norm_eps"],
         inverse_frequencies=_frequencies(config, head_size),
     )
+
+
+def _check_parts(config: Mapping[str, Any]) -> None:
+    """ModelUnusable for what members of these families may have and no runner here computes."""
+    unusual = {
+        "a sliding window": config.get("use_sliding_window")
+        or "sliding_attention" in (config.get("layer_types") or ()),
+        "biases in its MLP": config.get("mlp_bias"),
+        f"the activation {config.get('hidden_act')!r}": config.get("hidden_act", "silu") != "silu",
+        "rotary embeddings of a part of a head": (config.get("partial_rotary_factor") or 1.0) != 1.0,
+    }
+    for part, there in unusual.items():
+        if there:
+            raise ModelUnusable(f"a model with {part} can't be run here")
 
 
 def _frequencies(config: Mapping[str, Any], head_size: int) -> tuple[float, ...]:

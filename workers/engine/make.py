@@ -9,6 +9,7 @@ from pathlib import Path
 from wire.settings import Settings
 from workers.engine.errors import ModelUnusable
 from workers.engine.link import Config
+from workers.engine.numerics import checked
 from workers.engine.protocol import Engine
 from workers.engine.scheduler import Limits
 from workers.engine.simulated import Pace, SimulatedEngine, Sleep
@@ -76,7 +77,13 @@ def make_engine(config: Config, vocabulary: Vocabulary, *, sleep: Sleep = time.s
         )
     from workers.engine.torch_engine import load_engine
 
-    return load_engine(_model_dir(config), vocabulary, _keeping(limits, config), threads=config.threads)
+    return load_engine(
+        _model_dir(config),
+        vocabulary,
+        _keeping(limits, config),
+        threads=config.threads,
+        numerics=checked(config.numerics),
+    )
 
 
 def _keeping(limits: Limits, config: Config) -> Limits:

@@ -1,8 +1,10 @@
-"""`python -m workers.engine.measure`: how fast the engine of MILLSTREAM_MODEL_DIR is here, as a table.
+"""`python -m workers.engine.measure`: runs the engine of MILLSTREAM_MODEL_DIR as `millstream bench engine` asks it to.
 
-Each row: so many streams at once, 64 prompt tokens and 64 generated ones each, the whole engine (scheduler, model,
-sampler, text), without Kafka and HTTP. GOMP_SPINCOUNT=1000, as the worker sets it, suits cores that other processes
-use too.
+The whole engine (scheduler, model, sampler, text), without Kafka and HTTP. A line of JSON in, one out: {"value": …}.
+    {"what": "prefill", "tokens": n}                                  → prompt tokens/s
+    {"what": "decode", "streams": n, "context": n, "tokens": n, "full": bool}  → tokens/s of all streams together
+    {"what": "perplexity", "ids": […]}
+"full": sampling, two stop strings and log-probabilities; else the likeliest token is taken.
 """
 
 from __future__ import annotations
@@ -10,7 +12,8 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable
+
+import msgspec
 
 from wire.errors import SettingsError
 from wire.messages import Ref, Sampling
@@ -18,67 +21,89 @@ from wire.settings import Settings
 from workers.engine.errors import EngineError
 from workers.engine.make import config_of, make_engine, make_vocabulary
 from workers.engine.protocol import Engine, Key, Sequence
+from workers.engine.quality import score
+from workers.engine.runner import load_runner
 
-_PROMPT_TOKENS = 64
-_ANSWER_TOKENS = 64
-_STREAMS = (1, 8, 32)
-_LONG_TOKENS = 1024
+FULL = Sampling(temperature=0.8, top_p=0.95, top_k=40, seed=1, frequency_penalty=0.1)
+PLAIN = Sampling(temperature=0.0, seed=1)
+
+
+class Ask(msgspec.Struct, frozen=True, kw_only=True):
+    """What is to be measured."""
+
+    what: str
+    tokens: int = 0
+    streams: int = 1
+    context: int = 64
+    full: bool = False
+    ids: tuple[int, ...] = ()
 
 
 def main() -> int:
     """Exit status 0, or 1 after a sentence that says what is wrong."""
-    began_s = time.perf_counter()
     try:
-        config = config_of(Settings.from_env(os.environ))
+        settings = Settings.from_env(os.environ)
+        config = config_of(settings)
         engine = make_engine(config, make_vocabulary(config))
     except (EngineError, SettingsError) as exc:
         print(exc, file=sys.stderr)
         return 1
-    print(f"{engine.fingerprint}, {config.threads} threads, ready after {time.perf_counter() - began_s:.1f} s")
-    long = min(_LONG_TOKENS, config.context_tokens - 1)
-    print(f"prefill of {long} tokens: {long / _prefill_s(engine, long):,.0f} tokens/s")
-    for streams in _STREAMS:
-        if streams <= config.slots:
-            print(f"{streams:3} streams: {_decode_tokens_per_s(engine, streams):6,.1f} tokens/s")
+    print('{"ready": true}', flush=True)
+    for line in sys.stdin:
+        ask = msgspec.json.decode(line, type=Ask)
+        value = _perplexity(settings, ask.ids) if ask.what == "perplexity" else _rate(engine, ask)
+        print(msgspec.json.encode({"value": value}).decode(), flush=True)
     return 0
 
 
-def _prefill_s(engine: Engine, tokens: int) -> float:
-    engine.add(_sequence(0, tokens, 1))
-    return _seconds(engine, until=lambda: not engine.busy())
-
-
-def _decode_tokens_per_s(engine: Engine, streams: int) -> float:
-    """Once every stream has its first token."""
-    counted = 0
-    for ref in range(streams):
-        engine.add(_sequence(ref, _PROMPT_TOKENS, _ANSWER_TOKENS))
-    first: set[int] = set()
-    while len(first) < streams:
+def _rate(engine: Engine, ask: Ask) -> float:
+    """Tokens a second."""
+    if ask.what == "prefill":
+        began_s = time.perf_counter()
+        engine.add(_sequence(0, ask, max_tokens=1, prompt_tokens=ask.tokens))
+        _finish(engine)
+        return ask.tokens / (time.perf_counter() - began_s)
+    for ref in range(ask.streams):
+        engine.add(_sequence(ref, ask, max_tokens=ask.tokens, prompt_tokens=ask.context))
+    first: set[Ref] = set()
+    while len(first) < ask.streams:
         first |= {emission.key.ref for emission in engine.step()}
-    began_s = time.perf_counter()
-    while engine.load().running == streams:
+    began_s, counted = time.perf_counter(), 0
+    while engine.load().running == ask.streams:
         counted += sum(len(emission.ids) for emission in engine.step())
-    seconds = time.perf_counter() - began_s
-    _seconds(engine, until=lambda: not engine.busy())
-    return counted / seconds
+    rate = counted / (time.perf_counter() - began_s)
+    _finish(engine)
+    return rate
 
 
-def _seconds(engine: Engine, until: Callable[[], bool]) -> float:
-    began_s = time.perf_counter()
-    while not until():
+def _finish(engine: Engine) -> None:
+    while engine.busy():
         engine.step()
-    return time.perf_counter() - began_s
 
 
-def _sequence(ref: int, prompt_tokens: int, answer_tokens: int) -> Sequence:
+def _sequence(ref: int, ask: Ask, *, max_tokens: int, prompt_tokens: int) -> Sequence:
+    sampling = FULL if ask.full else PLAIN
     return Sequence(
         key=Key(0, 0, Ref(ref)),
         prompt=tuple(100 + (ref * 31 + at * 7) % 200 for at in range(prompt_tokens)),
-        max_tokens=answer_tokens,
-        sampling=Sampling(seed=ref),
+        max_tokens=max_tokens,
+        sampling=msgspec.structs.replace(sampling, seed=ref),
         ignore_eos=True,
+        stop=("\n\nquestion", "never said so") if ask.full else (),
+        logprobs=2 if ask.full else None,
     )
+
+
+def _perplexity(settings: Settings, ids: tuple[int, ...]) -> float:
+    assert settings.model_dir is not None
+    runner = load_runner(
+        settings.model_dir,
+        slots=1,
+        context_tokens=len(ids),
+        threads=settings.engine_threads,
+        numerics=settings.numerics,
+    )
+    return score(runner, ids).perplexity
 
 
 if __name__ == "__main__":

@@ -1,182 +1,57 @@
-"""The model's forward pass in torch on CPU, over all sequences at once, with results that no neighbour can change.
-
-Linear layers are exact (see `exact`). What else crosses columns is done row by row (norms) or sequence by sequence
-(attention), with shapes that depend on that row or sequence alone; the rest is plain IEEE arithmetic by element.
-"""
+"""From a model directory to the runner of a numerics class."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
-import numpy.typing as npt
 import torch
-import torch.nn.functional as F
 
-from workers.engine.block_store import BlockStore
+from workers.engine.architecture import Architecture
 from workers.engine.errors import ModelUnusable
-from workers.engine.exact import multiplies_exactly
+from workers.engine.forward import Logits, Runner
+from workers.engine.native.build import kernels
+from workers.engine.native.runner import NativeRunner
+from workers.engine.native.weights import load as load_packed
+from workers.engine.numerics import EXACT, NATIVE, THROUGHPUT
+from workers.engine.plain import PlainRunner, check_library
+from workers.engine.plain_weights import load as load_plain
+from workers.engine.quality import default_of
 from workers.engine.scheduler import Work
-from workers.engine.weights import Layer, Weights, load
 
-Logits = npt.NDArray[np.float32]
-NUMERICS = "w10x24"
-"""weights of 10 bits, exact products and sums within float32's 24"""
-_SERIAL_ELEMENTS = 32767
-"""torch cuts larger element-wise work among threads, and computes the odd ends of the cuts by another code"""
+__all__ = ["Logits", "Runner", "load_runner"]
 
 
-class Runner:
-    """Holds the weights, and the keys and values of every slot."""
+def load_runner(
+    model_dir: Path, *, slots: int, context_tokens: int, threads: int, numerics: str | None = None
+) -> Runner:
+    """The runner of a model directory, warm, on so many threads of this process. ModelUnusable.
 
-    def __init__(self, weights: Weights, *, slots: int, context_tokens: int) -> None:
-        shape = self._shape = weights.architecture
-        self._weights = weights
-        # not filled: a page costs memory only once it is used
-        self._kv = torch.empty(shape.layers, 2, slots, shape.kv_heads, context_tokens, shape.head_size)
-        self._views = [[layer[side].unbind(0) for side in (0, 1)] for layer in self._kv]
-        self._cos, self._sin = _rotations(shape.inverse_frequencies, context_tokens)
-        self.keep_blocks(0, 1)
-
-    def keep_blocks(self, blocks: int, block_tokens: int) -> None:
-        """Make room for so many blocks of the prefix cache; what was kept is lost."""
-        self._blocks = BlockStore(self._kv, blocks, block_tokens)
-
-    @property
-    def fingerprint(self) -> str:
-        """The numerics class: what the numbers depend on, and nothing else."""
-        release = ".".join(torch.__version__.split(".")[:2])
-        return f"{NUMERICS}-{self._weights.digest}-{torch.backends.cpu.get_cpu_capability().lower()}-{release}"
-
-    @property
-    def vocab_size(self) -> int:
-        return self._shape.vocab_size
-
-    @torch.inference_mode()
-    def run(self, work: Sequence[Work]) -> Logits:
-        """Compute a step. Logits of the last `rows` positions of each item, in order: [all their rows, vocab]."""
-        self._blocks.load(work)
-        ids = torch.tensor([token for item in work for token in item.ids])
-        positions = torch.tensor([at for item in work for at in range(item.start, item.start + len(item.ids))])
-        slots = torch.tensor([item.slot for item in work for _ in item.ids])
-        turn = self._cos[positions, None], self._sin[positions, None]
-        rows = self._weights.embedding[ids].float()
-        for index, layer in enumerate(self._weights.layers):
-            rows += self._attention(index, layer, rows, turn, (slots, positions), work)
-            rows += _mlp(layer, _norm(rows, layer.mlp_norm, self._shape.norm_epsilon))
-        for item in work:
-            end = item.start + len(item.ids)
-            for copy in item.copies:
-                self._kv[:, :, copy, :, :end] = self._kv[:, :, item.slot, :, :end]
-        self._blocks.save(work)
-        return self._logits(rows, work).numpy()
-
-    def _logits(self, rows: torch.Tensor, work: Sequence[Work]) -> torch.Tensor:
-        ends, end = list[int](), 0
-        for item in work:
-            end += len(item.ids)
-            ends += range(end - item.rows, end)
-        if not ends:
-            return torch.empty(0, self.vocab_size)
-        return self._weights.head(_norm(rows[ends], self._weights.final_norm, self._shape.norm_epsilon))
-
-    def _attention(
-        self,
-        index: int,
-        layer: Layer,
-        rows: torch.Tensor,
-        turn: tuple[torch.Tensor, torch.Tensor],
-        at: tuple[torch.Tensor, torch.Tensor],
-        work: Sequence[Work],
-    ) -> torch.Tensor:
-        shape = self._shape
-        mixed = layer.qkv(_norm(rows, layer.attention_norm, shape.norm_epsilon))
-        heads = mixed.view(len(rows), -1, shape.head_size)
-        turned = shape.heads + shape.kv_heads
-        queries, keys = torch.split(_rotate(heads[:, :turned], turn), [shape.heads, shape.kv_heads], dim=1)
-        slots, positions = at
-        self._kv[index, 0][slots, :, positions] = keys
-        self._kv[index, 1][slots, :, positions] = heads[:, turned:]
-        grouped = (queries * shape.head_size**-0.5).view(len(rows), shape.kv_heads, -1, shape.head_size)
-        return layer.output(self._attended(index, grouped, work).view(len(rows), -1))
-
-    def _attended(self, index: int, queries: torch.Tensor, work: Sequence[Work]) -> torch.Tensor:
-        """Queries and results: [rows, key heads, heads that share a key head, size]."""
-        keys, values = self._views[index]
-        rows = queries.unbind(0)
-        mixed: list[torch.Tensor] = []
-        for item in work:
-            mine, end = (keys[item.slot], values[item.slot]), item.start + len(item.ids)
-            if item.stepwise:
-                for last in range(item.start + 1, end + 1):
-                    mixed.append(_step(rows[len(mixed)], *(side.narrow(1, 0, last) for side in mine)))
-            else:
-                piece = queries[len(mixed) : len(mixed) + len(item.ids)]
-                mixed += _piece(piece, *(side.narrow(1, 0, end) for side in mine)).unbind(0)
-        return torch.stack(mixed)
-
-
-def load_runner(model_dir: Path, *, slots: int, context_tokens: int, threads: int) -> Runner:
-    """The runner of a model directory, warm, on so many threads of this process. ModelUnusable."""
+    `numerics`: a class by name; else the model's own default, or without one what this machine can run.
+    """
     torch.set_num_threads(threads)
-    weights = load(model_dir)
-    if context_tokens > weights.architecture.context_tokens:
+    architecture = Architecture.read(model_dir)
+    if context_tokens > architecture.context_tokens:
         raise ModelUnusable(
-            f"the model takes {weights.architecture.context_tokens} tokens of context, not {context_tokens};"
+            f"the model takes {architecture.context_tokens} tokens of context, not {context_tokens};"
             f" lower MILLSTREAM_CONTEXT_TOKENS"
         )
-    if not multiplies_exactly(weights.head, weights.architecture.hidden):
-        raise ModelUnusable("this machine's matrix library rounds float32 to something shorter; unset what tells it to")
-    runner = Runner(weights, slots=slots, context_tokens=context_tokens)
-    runner.run([Work(slot=0, start=0, ids=(0,) * min(16, context_tokens), stepwise=False)])
+    runner = _made(model_dir, slots, context_tokens, threads, numerics)
+    warm = Work(slot=0, start=0, ids=(0,) * min(16, context_tokens), stepwise=False)
+    runner.run([warm])
     return runner
 
 
-def _norm(rows: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
-    mean = rows.square().sum(dim=1, keepdim=True) / rows.shape[1]
-    return rows / (mean + epsilon).sqrt_() * weight
-
-
-def _mlp(layer: Layer, rows: torch.Tensor) -> torch.Tensor:
-    gate, up = layer.gate_up(rows).chunk(2, dim=1)
-    return layer.down(silu(gate.contiguous()).mul_(up))
-
-
-def silu(rows: torch.Tensor) -> torch.Tensor:
-    """x / (1 + e⁻ˣ), in place, in pieces that torch never cuts, so that an element's code is always the same."""
-    width = rows.shape[1]
-    together = max(1, _SERIAL_ELEMENTS // width) if width % 16 == 0 else 1
-    for part in torch.split(rows, together):
-        F.silu(part, inplace=True)
-    return rows
-
-
-def _rotations(inverse_frequencies: tuple[float, ...], context_tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Cosine and sine of each position's angles: [positions, head size / 2]."""
-    steps = torch.arange(context_tokens, dtype=torch.float64)
-    angles = steps[:, None] * torch.tensor(inverse_frequencies, dtype=torch.float64)
-    return angles.cos().float(), angles.sin().float()
-
-
-def _rotate(heads: torch.Tensor, turn: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
-    """Rotary embedding: the first half of a head's dimensions are the real parts, the second the imaginary ones."""
-    real, imaginary = heads.chunk(2, dim=2)
-    cos, sin = turn
-    return torch.cat((real * cos - imaginary * sin, imaginary * cos + real * sin), dim=2)
-
-
-def _step(query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-    """Attention of one position: query [key heads, sharing, size], keys and values [key heads, positions, size]."""
-    return torch.bmm(torch.bmm(query, keys.transpose(1, 2)).softmax(dim=2), values)
-
-
-def _piece(queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-    """Attention of a sequence's last positions, each to itself and all before it; queries as many `_step` takes."""
-    count, end = len(queries), keys.shape[1]
-    seen = torch.ones(count, end, dtype=torch.bool).tril_(end - count)
-    heads = queries.view(count, -1, queries.shape[3]).transpose(0, 1)
-    mixed = F.scaled_dot_product_attention(
-        heads[None], keys[None], values[None], attn_mask=seen, scale=1.0, enable_gqa=True
-    )
-    return mixed[0].transpose(0, 1).reshape(queries.shape)
+def _made(model_dir: Path, slots: int, context_tokens: int, threads: int, numerics: str | None) -> Runner:
+    name = numerics or default_of(model_dir)
+    library = None if name == EXACT else kernels()
+    if library is None:
+        if name not in (None, EXACT):
+            raise ModelUnusable(
+                f"the class {name!r} needs a C++ compiler and a processor with AVX2; install g++, or set"
+                f" MILLSTREAM_NUMERICS to {EXACT}"
+            )
+        weights = load_plain(model_dir)
+        check_library(weights)
+        return PlainRunner(weights, slots=slots, context_tokens=context_tokens)
+    packed = load_packed(model_dir, NATIVE[name or THROUGHPUT.name])
+    return NativeRunner(library, packed, slots=slots, context_tokens=context_tokens, threads=threads)

@@ -201,9 +201,13 @@ def _turns(work: Seq[Work]) -> list[_Turn]:
     return turns
 
 
-def load_engine(model_dir: Path, vocabulary: Vocabulary, limits: Limits, *, threads: int) -> TorchEngine:
-    """The engine of a model directory, warm. ModelUnusable."""
-    runner = load_runner(model_dir, slots=limits.slots, context_tokens=limits.context_tokens, threads=threads)
+def load_engine(
+    model_dir: Path, vocabulary: Vocabulary, limits: Limits, *, threads: int, numerics: str | None = None
+) -> TorchEngine:
+    """The engine of a model directory, warm; `numerics` as for `load_runner`. ModelUnusable."""
+    runner = load_runner(
+        model_dir, slots=limits.slots, context_tokens=limits.context_tokens, threads=threads, numerics=numerics
+    )
     if runner.vocab_size < vocabulary.vocab_size:
         raise ModelUnusable(f"{model_dir}: the tokenizer has more tokens than the model")
     return TorchEngine(runner, vocabulary, limits)

@@ -1,0 +1,1 @@
+"""Scripts that run in the environments of other engines: one each, all answering as `workers.engine.measure` does."""

@@ -1,0 +1,66 @@
+"""The native kernels, called by ctypes: the structures of forward.cpp, and what holds them."""
+
+from __future__ import annotations
+
+import ctypes
+
+_INT, _POINTER = ctypes.c_int64, ctypes.c_void_p
+
+
+class Linear(ctypes.Structure):
+    _fields_ = [
+        ("bits", _INT),
+        ("inputs", _INT),
+        ("outputs", _INT),
+        ("weight", _POINTER),
+        ("scale", _POINTER),
+        ("bias", _POINTER),
+        ("heaviest", ctypes.c_double),
+    ]
+
+
+class Layer(ctypes.Structure):
+    _fields_ = [
+        ("attention_norm", _POINTER),
+        ("query_norm", _POINTER),
+        ("key_norm", _POINTER),
+        ("mlp_norm", _POINTER),
+        ("qkv", Linear),
+        ("output", Linear),
+        ("gate_up", Linear),
+        ("down", Linear),
+    ]
+
+
+class Model(ctypes.Structure):
+    _fields_ = [
+        ("layers", _INT),
+        ("hidden", _INT),
+        ("intermediate", _INT),
+        ("heads", _INT),
+        ("key_heads", _INT),
+        ("head_size", _INT),
+        ("slots", _INT),
+        ("positions", _INT),
+        ("epsilon", ctypes.c_float),
+        ("layer", ctypes.POINTER(Layer)),
+        ("final_norm", _POINTER),
+        ("head", Linear),
+        ("cosines", _POINTER),
+        ("sines", _POINTER),
+        ("cache", _POINTER),
+        ("scratch", _POINTER),
+    ]
+
+
+class Step(ctypes.Structure):
+    _fields_ = [
+        ("rows", _INT),
+        ("hidden", _POINTER),
+        ("slots", _POINTER),
+        ("at", _POINTER),
+        ("draws", _INT),
+        ("drawing", _POINTER),
+        ("logits", _POINTER),
+        ("threads", _INT),
+    ]
