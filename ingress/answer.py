@@ -113,6 +113,8 @@ class WholeAnswer:
 
 def _chunks(call: Call, fields: dict[str, Any]) -> Chunks:
     body = call.bodies[0]
+    if call.endpoint == "chat":
+        fields = {**fields, "service_tier": call.tier}
     if may_call(body):
         return CallChunks(fields, call.choices, call.include_usage, body)
     if call.endpoint == "chat":

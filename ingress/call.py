@@ -8,6 +8,9 @@ from typing import Literal
 from wire.messages import Body
 
 Endpoint = Literal["chat", "completions"]
+Tier = Literal["default", "flex"]
+PRIORITIES: dict[Tier, int] = {"default": 0, "flex": -1}
+"""the lower, the sooner refused when engines are full"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,6 +23,7 @@ class Call:
     """at least one; all have the same n"""
     stream: bool
     include_usage: bool
+    tier: Tier = "default"
     echo: tuple[str, ...] = ()
     """by body: the prompt's text, shown before the completion; empty = not asked for"""
 

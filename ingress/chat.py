@@ -59,7 +59,12 @@ def parse_chat(raw: bytes, draw_seed: DrawSeed) -> Call:
         logprobs=_logprobs(chat),
     )
     return Call(
-        model=chat.model, bodies=(body,), stream=bool(chat.stream), include_usage=chat.include_usage, endpoint="chat"
+        model=chat.model,
+        bodies=(body,),
+        stream=bool(chat.stream),
+        include_usage=chat.include_usage,
+        tier=chat.tier,
+        endpoint="chat",
     )
 
 

@@ -45,7 +45,7 @@ class Frame:
     @classmethod
     def of_chat(cls, fields: dict[str, Any], include_usage: bool) -> Frame:
         """Around the choices of chat chunks."""
-        return cls({**fields, "object": "chat.completion.chunk", "service_tier": "default"}, include_usage)
+        return cls({**fields, "object": "chat.completion.chunk"}, include_usage)
 
     def choice(self, index: int, before: bytes) -> bytes:
         """Everything up to a choice's text."""

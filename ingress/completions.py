@@ -45,6 +45,7 @@ def parse_completions(raw: bytes, draw_seed: DrawSeed) -> Call:
         bodies=bodies,
         stream=bool(asked.stream),
         include_usage=asked.include_usage,
+        tier=asked.tier,
         echo=_echo(asked, prompts),
         endpoint="completions",
     )

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from starlette.datastructures import Headers
 
 from ingress.answer import Answer
-from ingress.call import Call
+from ingress.call import PRIORITIES, Call
 from ingress.catalogue import find, targets, version_of, visible
 from ingress.credentials import Authenticator
 from ingress.endings import shutting_down
@@ -134,6 +134,8 @@ class Gateway:
                 key_id=credential.key_id,
                 model=model.name,
                 version=version.version,
+                tier=call.tier,
+                priority=PRIORITIES[call.tier],
                 body=body,
                 reply=self._reply,
                 created_ms=now_ms,

@@ -8,6 +8,7 @@ from typing import Annotated, TypeVar
 import msgspec
 from msgspec import Meta
 
+from ingress.call import Tier
 from ingress.errors import invalid, unsupported
 from wire.messages import Sampling
 
@@ -48,6 +49,12 @@ class Params(msgspec.Struct, frozen=True, kw_only=True):
     repetition_penalty: Annotated[float, Meta(gt=0, le=10)] | None = None
     min_tokens: Annotated[int, Meta(ge=0, le=2**31 - 1)] | None = None
     ignore_eos: bool | None = None
+    service_tier: str | None = None
+
+    @property
+    def tier(self) -> Tier:
+        """What a request is served and billed as: `flex` if that is wished, else what everybody has."""
+        return "flex" if self.service_tier == "flex" else "default"
 
     @property
     def include_usage(self) -> bool:

@@ -51,7 +51,7 @@ class Whole:
             self._chat(index, choice, fields["id"]) if chat else self._text(index, choice)
             for index, choice in enumerate(self._choices)
         ]
-        kind = {"object": "chat.completion", "service_tier": "default"} if chat else {"object": "text_completion"}
+        kind = {"object": "chat.completion", "service_tier": self._call.tier} if chat else {"object": "text_completion"}
         return orjson.dumps({**fields, **kind, "choices": choices, "usage": usage_of(ends)})
 
     def _chat(self, index: int, choice: _Choice, answer_id: str) -> dict[str, Any]:

@@ -103,6 +103,17 @@ async def test_what_the_owner_gets_says_who_asked_and_how_long_it_may_take() -> 
         assert (request.reply.region, request.reply.slot) == ("local", 0)
 
 
+@pytest.mark.parametrize(
+    ("wished", "tier", "priority"), [("flex", "flex", -1), ("auto", "default", 0), (None, "default", 0)]
+)
+async def test_a_tier_is_a_priority_and_is_told(wished: str | None, tier: str, priority: int) -> None:
+    async with world() as w:
+        assert (await w.chat(service_tier=wished)).json()["service_tier"] == tier
+        chunks = await stream(w, service_tier=wished)
+        assert {chunk["service_tier"] for chunk in chunks[:-1]} == {tier}
+        assert {(request.tier, request.priority) for request, _ in w.owner.requests} == {(tier, priority)}
+
+
 async def test_a_stream_is_chunks_that_join_to_the_words() -> None:
     async with world() as w:
         chunks = await stream(w)
