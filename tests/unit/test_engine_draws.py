@@ -6,8 +6,9 @@ import math
 
 import numpy as np
 import pytest
+import torch
 from engine_world import make_sequence
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from wire.messages import Sampling
@@ -180,3 +181,52 @@ def test_numbers_that_are_none_fail_the_request() -> None:
     assert isinstance(third, SamplingFailed)
     with pytest.raises(SamplingFailed):
         score(rows, [0, 0, 0], 0)
+
+
+KINDS: tuple[dict[str, object], ...] = (
+    {"temperature": 0.0, "logprobs": 3},
+    {"logprobs": 0},
+    {"temperature": 0.7, "logprobs": 2, "top_p": 0.9},
+    {"top_k": 40, "frequency_penalty": 0.5},
+    {"min_p": 0.05, "temperature": 1.3},
+    {"logit_bias": {"7": 3.0}, "top_p": 0.99, "logprobs": 1},
+    {},
+)
+
+
+@pytest.mark.parametrize("vocab", [272, 4096, 49_152, 5_003])
+def test_a_row_gives_the_same_alone_and_among_others_on_any_number_of_threads(vocab: int) -> None:
+    logits = (np.random.default_rng(vocab).standard_normal((41, vocab)) * 4).astype(np.float32)
+    asks = [(row, generation((9, 7, 7), seed=row, **KINDS[row % len(KINDS)])) for row in range(41)]
+    eos = frozenset((2,))
+    threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        alone = [Sampler(eos).draw(logits[row : row + 1], [(0, asked)])[0] for row, asked in asks]
+        for count in (1, 2, 3):
+            torch.set_num_threads(count)
+            assert Sampler(eos).draw(logits, asks) == alone
+            assert Sampler(eos).draw(logits, asks[::-1]) == alone[::-1]
+    finally:
+        torch.set_num_threads(threads)
+
+
+@given(
+    st.integers(0, 10**6), st.integers(1, 60), st.floats(0.01, 1), st.floats(0, 0.5), st.floats(0, 1, exclude_max=True)
+)
+@settings(deadline=None)
+def test_limits_keep_what_their_definitions_keep(
+    seed: int, top_k: int, top_p: float, min_p: float, drawn: float
+) -> None:
+    scores = (np.random.default_rng(seed).standard_normal(700) * 3).astype(np.float32)
+    sampling = Sampling(seed=0, top_k=top_k, top_p=top_p, min_p=min_p)
+    shares = Softmax()(scores[None], [1.0])[0][0][:700].astype(np.float64)
+    order = np.argsort(-shares, kind="stable")[:top_k]
+    held = np.cumsum(shares[order]) / shares[order].sum()
+    kept = order[: int(np.searchsorted(held, top_p)) + 1]
+    kept = np.sort(kept[shares[kept] >= min_p * shares.max()])
+    reached = np.cumsum(shares[kept]) / shares[kept].sum()
+    at = drawn_at(scores, sampling, drawn)
+    assert at in kept
+    where = int(np.flatnonzero(kept == at)[0])
+    assert (reached[where - 1] if where else 0) - 1e-6 <= drawn <= reached[where] + 1e-6

@@ -40,17 +40,27 @@ class Softmax:
         """Shares, filled up with zeros to a multiple of 256: [rows, ids]; and their sums: [rows, ids / 256]."""
         width = len(rows[0])
         space = self._room(len(rows), -(-width // SUM_IDS) * SUM_IDS)
-        factors = torch.tensor([1 / max(temperature, _COLDEST) for temperature in temperatures])
-        if isinstance(rows, np.ndarray):
-            torch.mul(torch.from_numpy(rows), factors[:, None], out=space[:, :width])
+        if isinstance(rows, np.ndarray) and width == space.shape[1] and set(temperatures) == {1.0}:
+            scaled = torch.from_numpy(rows)  # saves a pass
         else:
-            for row, factor, into in zip(rows, factors, space, strict=True):
-                torch.mul(torch.from_numpy(row), factor, out=into[:width])
-        space[:, width:] = -torch.inf
-        torch.softmax(space, 1, out=space)
+            scaled = _scaled(rows, temperatures, space)
+        torch.softmax(scaled, 1, out=space)
         return space.numpy(), space.view(len(rows), -1, SUM_IDS).sum(2).numpy()
 
     def _room(self, rows: int, ids: int) -> torch.Tensor:
         if len(self._space) < rows or self._space.shape[1] != ids:
             self._space = torch.empty(rows, ids)
         return self._space[:rows]
+
+
+def _scaled(rows: list[Floats] | Floats, temperatures: list[float], space: torch.Tensor) -> torch.Tensor:
+    """The rows over their temperatures, in `space`, filled up with what has no share."""
+    width = len(rows[0])
+    factors = torch.tensor([1 / max(temperature, _COLDEST) for temperature in temperatures])
+    if isinstance(rows, np.ndarray):
+        torch.mul(torch.from_numpy(rows), factors[:, None], out=space[:, :width])
+    else:
+        for row, factor, into in zip(rows, factors, space, strict=True):
+            torch.mul(torch.from_numpy(row), factor, out=into[:width])
+    space[:, width:] = -torch.inf
+    return space
