@@ -105,7 +105,7 @@ class Router:
         if choice is None:
             return None
         share = snapshot.shed.get(str(request.priority), 0.0) if snapshot is not None else 0.0
-        if self._gate(request.model).refuses(request.priority, share, choice):
+        if self._gate(request.model).refuses(request.priority, share, choice, self._clock.monotonic_ms()):
             self._metrics.shed.labels(request.model).inc()
             raise shed()
         self._budget.first_attempt(self._clock.monotonic_ms())

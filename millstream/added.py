@@ -32,6 +32,8 @@ _FOR_GGUF, _FOR_SAFETENSORS = 9, 3
 class UnknownModel(StackError):
     """No model of this name was added."""
 
+    exit_code = 11
+
 
 class Added(msgspec.Struct, frozen=True, kw_only=True):
     """What was added, as its directory says."""

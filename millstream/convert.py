@@ -39,10 +39,7 @@ def convert(source: Path, directory: Path) -> None:
         _from_gguf(source, directory)
     Tokenizer.load(directory)
     print("preparing the weights for the engine", flush=True)
-    try:
-        precompute(directory)
-    except KeyError as exc:
-        raise ModelUnusable(f"the weights lack the tensor {exc}") from exc
+    precompute(directory)
     _try(directory)
 
 

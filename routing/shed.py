@@ -30,8 +30,9 @@ MOST = 0.95
 BUSY = 0.5
 """Of the engines: where as many have had work that waits, their time is worth what `routing.loss` says of it. A long
 prompt that comes in the one moment when one of them is idle takes it from others, too"""
-LATELY = 64
-"""Requests over which that is averaged"""
+LATELY_MS = 10_000.0
+"""Over about so long that is averaged. By time and not by requests: of a burst that comes to idle engines all but the
+first find them busy, and that is no overload"""
 STEP = 0.05
 """By how much of a lost request one decision moves the line: some dozens of requests reach another one"""
 LEAST_LINE, MOST_LINE = -STEP, 4.0
@@ -53,11 +54,13 @@ class Gate:
         self._patience_ms = patience_ms
         self._most_loss = most_loss
         self._busy = 0.0
+        self._at_ms = -math.inf
         self._lines: dict[int, float] = {}
 
-    def refuses(self, priority: int, share: float, choice: Choice) -> bool:
+    def refuses(self, priority: int, share: float, choice: Choice, now_ms: float) -> bool:
         """Whether to refuse a request that would go there, when this share of its priority is to be refused."""
-        self._busy += (choice.busy - self._busy) / LATELY
+        passed_ms, self._at_ms = max(now_ms - self._at_ms, 0.0), now_ms
+        self._busy += (choice.busy - self._busy) * -math.expm1(-passed_ms / LATELY_MS)
         if choice.wait_ms > self._patience_ms or (self._busy > BUSY and choice.loss > self._most_loss):
             return True
         if not share > 0:

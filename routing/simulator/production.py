@@ -137,7 +137,7 @@ class ProductionIngress(Ingress):
             waited_ms=now_ms - arrival.at_ms,
         )
         choice = self.policy.choose(query, now_ms, frozenset(self._candidates[number] for number in tried))
-        if choice is None or (not tried and self._sheds(arrival, choice)):
+        if choice is None or (not tried and self._sheds(arrival, choice, now_ms)):
             return None
         return choice.shard
 
@@ -174,10 +174,10 @@ class ProductionIngress(Ingress):
         living = self.board.living(self._rows, SILENT_MS)
         return frozenset((~living).nonzero()[0].tolist())
 
-    def _sheds(self, arrival: Arrival, choice: Choice) -> bool:
+    def _sheds(self, arrival: Arrival, choice: Choice, now_ms: float) -> bool:
         """As `ingress.router`."""
         share = self._snapshot.shed.get(str(arrival.priority), 0.0) if self._snapshot is not None else 0.0
-        return self._gate.refuses(arrival.priority, share, choice)
+        return self._gate.refuses(arrival.priority, share, choice, now_ms)
 
     def _follow(self, now_ms: float) -> None:
         snapshot = self._control.snapshot(self._region, now_ms)

@@ -13,10 +13,9 @@ import torch
 from engine_world import LIMITS, make_sequence, run, write_model
 
 from workers.engine.protocol import Key, Sequence
-from workers.engine.runner import Runner
+from workers.engine.runner import load_runner
 from workers.engine.tokenizer import Tokenizer
 from workers.engine.torch_engine import TorchEngine
-from workers.engine.weights import load
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +26,7 @@ def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def engine(model_dir: Path) -> TorchEngine:
     torch.set_num_threads(1)
-    runner = Runner(load(model_dir), slots=LIMITS.slots, context_tokens=LIMITS.context_tokens)
+    runner = load_runner(model_dir, slots=LIMITS.slots, context_tokens=LIMITS.context_tokens, threads=1)
     return TorchEngine(runner, Tokenizer.load(model_dir), LIMITS)
 
 

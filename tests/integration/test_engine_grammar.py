@@ -11,20 +11,18 @@ from typing import Any
 import jsonschema
 import msgspec
 import pytest
-import torch
 from engine_world import LIMITS, Told, make_sequence, restored_at, run, write_model
 
 from ingress.calls import Arguments, Begun, CallReader
 from wire.messages import Body, Sampling
 from workers.engine.protocol import Engine, Grammar, Sequence
-from workers.engine.runner import Runner
+from workers.engine.runner import load_runner
 from workers.engine.shape import shape_of
 from workers.engine.simulated import Pace, SimulatedEngine
 from workers.engine.simulated_vocabulary import SimulatedVocabulary
 from workers.engine.tokenizer import Tokenizer
 from workers.engine.torch_engine import TorchEngine
 from workers.engine.vocabulary import Vocabulary
-from workers.engine.weights import Weights, load
 
 ROOMY = replace(LIMITS, context_tokens=400, kv_tokens=4 * 400)
 SCHEMA = {
@@ -48,25 +46,20 @@ def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_model(tmp_path_factory.mktemp("model"))
 
 
-@pytest.fixture(scope="module")
-def weights(model_dir: Path) -> Weights:
-    torch.set_num_threads(1)
-    return load(model_dir)
-
-
 @pytest.fixture(scope="module", params=["simulated", "torch"])
 def vocabulary(request: pytest.FixtureRequest, model_dir: Path) -> Vocabulary:
     return SimulatedVocabulary() if request.param == "simulated" else Tokenizer.load(model_dir)
 
 
 @pytest.fixture
-def make(vocabulary: Vocabulary, weights: Weights) -> Callable[[], Engine]:
+def make(vocabulary: Vocabulary, model_dir: Path) -> Callable[[], Engine]:
     """A fresh engine, as after a restart."""
 
     def made() -> Engine:
         if isinstance(vocabulary, SimulatedVocabulary):
             return SimulatedEngine(ROOMY, Pace(ttft_ms=0, tbt_ms=0))
-        return TorchEngine(Runner(weights, slots=ROOMY.slots, context_tokens=ROOMY.context_tokens), vocabulary, ROOMY)
+        runner = load_runner(model_dir, slots=ROOMY.slots, context_tokens=ROOMY.context_tokens, threads=1)
+        return TorchEngine(runner, vocabulary, ROOMY)
 
     return made
 

@@ -18,7 +18,6 @@ from workers.engine.scheduler import Limits, Work
 from workers.engine.speculation import COUNTS, Gain, Speculation
 from workers.engine.tokenizer import Tokenizer
 from workers.engine.torch_engine import TorchEngine
-from workers.engine.weights import load
 
 
 class Fixed(Gain):
@@ -70,8 +69,8 @@ class Counted:
 @pytest.fixture(scope="module")
 def runner(tmp_path_factory: pytest.TempPathFactory) -> Runner:
     torch.set_num_threads(1)
-    weights = load(write_model(tmp_path_factory.mktemp("model")))
-    return Runner(weights, slots=LIMITS.slots, context_tokens=LIMITS.context_tokens)
+    model_dir = write_model(tmp_path_factory.mktemp("model"))
+    return load_runner(model_dir, slots=LIMITS.slots, context_tokens=LIMITS.context_tokens, threads=1)
 
 
 @pytest.fixture(scope="module")

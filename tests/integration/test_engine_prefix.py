@@ -15,13 +15,12 @@ from hypothesis import strategies as st
 
 from workers.engine import measure_prefix
 from workers.engine.protocol import Engine, Key, Prefixes, Sequence
-from workers.engine.runner import Runner
+from workers.engine.runner import Runner, load_runner
 from workers.engine.scheduler import Work
 from workers.engine.simulated import Pace, SimulatedEngine
 from workers.engine.simulated_vocabulary import SimulatedVocabulary
 from workers.engine.tokenizer import Tokenizer
 from workers.engine.torch_engine import TorchEngine
-from workers.engine.weights import Weights, load
 
 pytestmark = pytest.mark.timeout(600)
 WITH_CACHE = replace(LIMITS, prefix_blocks=8, step_tokens=48)
@@ -33,26 +32,21 @@ def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_model(tmp_path_factory.mktemp("model"), vocab_size=265)  # no id but the tokenizer's
 
 
-@pytest.fixture(scope="module")
-def weights(model_dir: Path) -> Weights:
-    return load(model_dir)
-
-
-def runner_of(weights: Weights, blocks: int = 8) -> Runner:
-    runner = Runner(weights, slots=LIMITS.slots, context_tokens=LIMITS.context_tokens)
+def runner_of(model_dir: Path, blocks: int = 8) -> Runner:
+    runner = load_runner(model_dir, slots=LIMITS.slots, context_tokens=LIMITS.context_tokens, threads=1)
     runner.keep_blocks(blocks, LIMITS.chunk_tokens)
     return runner
 
 
 @pytest.fixture(params=["simulated", "torch"])
-def make(request: pytest.FixtureRequest, weights: Weights, model_dir: Path) -> Callable[..., Engine]:
+def make(request: pytest.FixtureRequest, model_dir: Path) -> Callable[..., Engine]:
     """A fresh engine, with a prefix cache or without."""
     tokenizer = Tokenizer.load(model_dir)
 
     def made(limits: object = WITH_CACHE) -> Engine:
         if request.param == "simulated":
             return SimulatedEngine(limits, Pace(ttft_ms=0, tbt_ms=0))  # type: ignore[arg-type]
-        return TorchEngine(runner_of(weights), tokenizer, limits)  # type: ignore[arg-type]
+        return TorchEngine(runner_of(model_dir), tokenizer, limits)  # type: ignore[arg-type]
 
     return made
 
@@ -184,11 +178,11 @@ ASKED = st.lists(
 @settings(deadline=None, max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(ASKED, st.integers(1, 8))
 def test_whatever_comes_an_answer_is_that_of_a_run_alone(
-    weights: Weights, model_dir: Path, plan: list[tuple[int, int, int, int, bool, int]], blocks: int
+    model_dir: Path, plan: list[tuple[int, int, int, int, bool, int]], blocks: int
 ) -> None:
     tokenizer, transcript = Tokenizer.load(model_dir), Transcript()
-    engine = TorchEngine(runner_of(weights), tokenizer, replace(WITH_CACHE, prefix_blocks=blocks))
-    plain = TorchEngine(runner_of(weights), tokenizer, WITHOUT)
+    engine = TorchEngine(runner_of(model_dir), tokenizer, replace(WITH_CACHE, prefix_blocks=blocks))
+    plain = TorchEngine(runner_of(model_dir), tokenizer, WITHOUT)
     sequences = []
     for ref, (begin, length, answer, n, batch, steps) in enumerate(plan):
         prompt = tuple(3 + (begin + at * (1 if at < 32 else ref)) % 250 for at in range(length))
@@ -203,20 +197,20 @@ def test_whatever_comes_an_answer_is_that_of_a_run_alone(
         assert {at: told for at, told in transcript.choices.items() if at[0] == sequence.key.ref} == alone
 
 
-def test_a_block_has_the_bits_that_computing_gives(weights: Weights) -> None:
+def test_a_block_has_the_bits_that_computing_gives(model_dir: Path) -> None:
     """Pieces together in one step, one a step, and copied: the same keys and values, the same logits."""
     prompt = tuple(3 + at * 7 % 250 for at in range(40))
 
     def piece(slot: int, start: int, end: int, **more: object) -> Work:
         return Work(slot=slot, start=start, ids=prompt[start:end], stepwise=False, **more)  # type: ignore[arg-type]
 
-    runner, draws = runner_of(weights), {"draws": (object(),)}
+    runner, draws = runner_of(model_dir), {"draws": (object(),)}
     apart = [runner.run([piece(0, 0, 16)]), runner.run([piece(0, 16, 32)]), runner.run([piece(0, 32, 40, **draws)])]
     together = runner.run([piece(1, 0, 16, save=3), piece(1, 16, 32, save=5), piece(1, 32, 40, **draws)])
     copied = runner.run([piece(2, 32, 40, loads=(3, 5), **draws)])
     half = runner.run([piece(3, 16, 32, loads=(3,)), piece(3, 32, 40, **draws)])
-    assert torch.equal(runner._kv[:, :, 0, :, :40], runner._kv[:, :, 1, :, :40])
-    assert torch.equal(runner._kv[:, :, 0, :, :40], runner._kv[:, :, 2, :, :40])
+    assert torch.equal(runner._kv[:, :, 0, :, :32], runner._kv[:, :, 1, :, :32])
+    assert torch.equal(runner._kv[:, :, 0, :, :32], runner._kv[:, :, 2, :, :32])
     for logits in (together, copied, half):
         assert np.array_equal(logits, apart[2])
 

@@ -39,7 +39,6 @@ from workers.engine.runner import Runner, load_runner
 from workers.engine.scheduler import Limits
 from workers.engine.tokenizer import Tokenizer
 from workers.engine.torch_engine import TorchEngine
-from workers.engine.weights import load
 from workers.entries import View, span_of
 
 LIMITS = Limits(slots=16, context_tokens=256, kv_tokens=16 * 256, chunk_tokens=64, step_tokens=1024)
@@ -277,7 +276,7 @@ def test_killed_once_or_twice_at_any_steps_a_tiny_model_says_the_same(tmp_path: 
     write_model(tmp_path)
     tokenizer = Tokenizer.load(tmp_path)
     limits = TINY_LIMITS
-    runner = Runner(load(tmp_path), slots=limits.slots, context_tokens=limits.context_tokens)
+    runner = load_runner(tmp_path, slots=limits.slots, context_tokens=limits.context_tokens, threads=1)
     sequences = [
         make_sequence(1, range(3, 30), 6, n=2, logprobs=2, prompt_logprobs=1),
         make_sequence(2, (5, 6, 7) * 9, 7, temperature=0.0, stop=("\n",)),

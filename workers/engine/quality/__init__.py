@@ -102,6 +102,8 @@ def score(runner: Runner, ids: Sequence[int]) -> Scored:
     for start in range(0, len(ids) - 1, _PIECE):
         end = min(start + _PIECE, len(ids) - 1)
         logits = runner.score(ids[start:end], start)
+        if not np.isfinite(logits).all():
+            raise ModelUnusable("its numbers are none: the model gave no usable numbers for a plain text")
         surprise += float(-_log_shares(logits)[np.arange(end - start), np.array(ids[start + 1 : end + 1])].sum())
         likeliest.append(logits.argmax(axis=1))
     return Scored(float(np.exp(surprise / (len(ids) - 1))), np.concatenate(likeliest))
