@@ -54,12 +54,13 @@ class Gate:
         self._patience_ms = patience_ms
         self._most_loss = most_loss
         self._busy = 0.0
-        self._at_ms = -math.inf
+        self._at_ms: float | None = None
         self._lines: dict[int, float] = {}
 
     def refuses(self, priority: int, share: float, choice: Choice, now_ms: float) -> bool:
         """Whether to refuse a request that would go there, when this share of its priority is to be refused."""
-        passed_ms, self._at_ms = max(now_ms - self._at_ms, 0.0), now_ms
+        passed_ms = 0.0 if self._at_ms is None else max(now_ms - self._at_ms, 0.0)
+        self._at_ms = now_ms
         self._busy += (choice.busy - self._busy) * -math.expm1(-passed_ms / LATELY_MS)
         if choice.wait_ms > self._patience_ms or (self._busy > BUSY and choice.loss > self._most_loss):
             return True

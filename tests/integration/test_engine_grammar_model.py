@@ -16,7 +16,7 @@ from ingress.calls import Arguments, Begun, CallReader, Text
 from millstream.model import prepare
 from millstream.paths import cache_dir
 from wire.messages import Body, Ref, Sampling
-from workers.engine.errors import Uncompilable
+from workers.engine.errors import GrammarRefused, SamplingFailed, Uncompilable
 from workers.engine.protocol import Key, Sequence
 from workers.engine.runner import load_runner
 from workers.engine.scheduler import Limits
@@ -190,7 +190,7 @@ def test_tokens_spell_what_the_text_shows(tokenizer: Tokenizer) -> None:
 def test_a_schema_made_to_be_slow_is_refused_or_served_in_bounded_work(
     tokenizer: Tokenizer, schema: dict[str, Any]
 ) -> None:
-    shape = shape_of(Body(sampling=Sampling(seed=0), **form(schema)))
-    assert shape is not None
-    with contextlib.suppress(Uncompilable):
+    with contextlib.suppress(GrammarRefused, Uncompilable, SamplingFailed):
+        shape = shape_of(Body(sampling=Sampling(seed=0), **form(schema)))
+        assert shape is not None
         assert tokenizer.grammars.start(shape[0]).allowed()

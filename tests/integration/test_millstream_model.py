@@ -48,6 +48,7 @@ def answer(directory: Path, context_tokens: int) -> str:
         simulated_ttft_ms=0,
         simulated_tbt_ms=0,
         log_level="warning",
+        numerics="throughput",
     )
     vocabulary = make_vocabulary(config)
     prompt = vocabulary.encode_chat([{"role": "user", "content": "Hello"}])

@@ -85,10 +85,22 @@ def test_a_queue_settles_where_the_wait_is_the_patience() -> None:
     assert max(waits) < 1.1 * patience_ms
 
 
+class Ingress:
+    """A gate that is asked ten times a second."""
+
+    def __init__(self, gate: Gate) -> None:
+        self._gate = gate
+        self._now_ms = 0.0
+
+    def refuses(self, share: float, choice: Choice, priority: int = 0) -> bool:
+        self._now_ms += 100
+        return self._gate.refuses(priority, share, choice, self._now_ms)
+
+
 def test_those_with_most_to_lose_are_refused_as_many_as_is_said() -> None:
-    gate, draw = Gate(), Random(1)
+    ingress, draw = Ingress(Gate()), Random(1)
     losses = [draw.random() * 2 for _ in range(4_000)]
-    met = [(loss, gate.refuses(0, 0.25, at(loss))) for loss in losses]
+    met = [(loss, ingress.refuses(0.25, at(loss))) for loss in losses]
     settled = met[500:]
     assert sum(refused for _, refused in settled) / len(settled) == pytest.approx(0.25, abs=0.02)
     assert not any(refused for loss, refused in settled if loss < 1.2)
@@ -97,34 +109,42 @@ def test_those_with_most_to_lose_are_refused_as_many_as_is_said() -> None:
 
 @pytest.mark.parametrize("loss", [0.0, 1.0, 9.0])
 def test_requests_that_are_alike_are_refused_in_the_share_that_is_said(loss: float) -> None:
-    gate = Gate()
-    refused = [gate.refuses(0, 0.3, at(loss)) for _ in range(2_000)]
+    ingress = Ingress(Gate())
+    refused = [ingress.refuses(0.3, at(loss)) for _ in range(2_000)]
     assert sum(refused) / len(refused) == pytest.approx(0.3, abs=0.05)
 
 
 def test_nobody_is_refused_where_nothing_is_said_and_all_where_all_are() -> None:
-    gate = Gate()
-    assert not any(gate.refuses(0, 0.0, at(9.0)) for _ in range(100))
-    assert all(gate.refuses(0, 1.0, at(0.0)) for _ in range(100))
-    assert not gate.refuses(1, 0.0, at(9.0))
+    ingress = Ingress(Gate())
+    assert not any(ingress.refuses(0.0, at(9.0)) for _ in range(100))
+    assert all(ingress.refuses(1.0, at(0.0)) for _ in range(100))
+    assert not ingress.refuses(0.0, at(9.0), priority=1)
 
 
 def test_who_waits_for_longer_than_the_patience_is_refused() -> None:
-    gate = Gate(patience_ms=4_000)
-    assert gate.refuses(0, 0.0, at(0.0, wait_ms=4_001))
-    assert not gate.refuses(0, 0.0, at(9.0, wait_ms=3_999, busy=1.0))
+    ingress = Ingress(Gate(patience_ms=4_000))
+    assert ingress.refuses(0.0, at(0.0, wait_ms=4_001))
+    assert not ingress.refuses(0.0, at(9.0, wait_ms=3_999, busy=1.0))
 
 
 def test_who_breaks_more_promises_than_may_be_is_refused_while_engines_are_busy() -> None:
+    ingress = Ingress(Gate(most_loss=1.5))
+    assert not ingress.refuses(0.0, at(9.0, busy=1.0)), "a moment says little"
+    for _ in range(400):
+        ingress.refuses(0.0, at(0.0, busy=0.8))
+    assert ingress.refuses(0.0, at(1.6))
+    assert not ingress.refuses(0.0, at(1.4, busy=1.0))
+    for _ in range(400):
+        ingress.refuses(0.0, at(0.0, busy=0.0))
+    assert not ingress.refuses(0.0, at(1.6))
+
+
+def test_a_burst_that_comes_to_idle_engines_is_no_overload() -> None:
     gate = Gate(most_loss=1.5)
-    assert not gate.refuses(0, 0.0, at(9.0, busy=1.0)), "one request says little"
-    for _ in range(100):
-        gate.refuses(0, 0.0, at(0.0, busy=0.8))
-    assert gate.refuses(0, 0.0, at(1.6))
-    assert not gate.refuses(0, 0.0, at(1.4, busy=1.0))
-    for _ in range(100):
-        gate.refuses(0, 0.0, at(0.0, busy=0.0))
-    assert not gate.refuses(0, 0.0, at(1.6))
+    for second in range(100):
+        now_ms = 3_000.0 * second
+        assert not gate.refuses(0, 0.0, at(0.1, busy=0.0), now_ms)
+        assert not any(gate.refuses(0, 0.0, at(9.0, busy=1.0), now_ms) for _ in range(50))
 
 
 queues = st.builds(
