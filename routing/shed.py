@@ -29,8 +29,8 @@ MOST = 0.95
 """Some are always admitted: only by them the engines show that they have room again"""
 BUSY = 0.1
 """Of the engines' time: where as much of it has work that waits, it is worth what `routing.loss` says of it, and a long
-prompt that comes in a moment when one of them is idle takes it from others, too. At the Mooncake trace's own speed it is
-0, at 4 times of it 0.1, at 5 times 0.27"""
+prompt that comes in a moment when one of them is idle takes it from others, too. On the Mooncake trace it is 0 as it
+stands, 0.1 at 4 times its speed, 0.27 at 5 times"""
 LATELY_MS = 10_000.0
 """Over about so long that is averaged. By time and not by requests: of a burst that comes to idle engines all but the
 first find them busy, and that is no overload"""
