@@ -47,8 +47,8 @@ MOST_OFF = {"bf16": 0.03, "throughput": 0.08, "latency": 0.15, "exact": 0.03}
 
 
 @pytest.fixture(autouse=True)
-def _two_threads() -> None:
-    torch.set_num_threads(2)
+def _one_thread() -> None:
+    torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +61,7 @@ def numerics(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-def runner_of(directory: Path, numerics: str, slots: int = 8, threads: int = 2) -> Runner:
+def runner_of(directory: Path, numerics: str, slots: int = 8, threads: int = 1) -> Runner:
     return load_runner(directory, slots=slots, context_tokens=128, threads=threads, numerics=numerics)
 
 

@@ -52,6 +52,7 @@ class Running:
         )
         while (line := self._line()) != _READY_BYTES:
             if not line:
+                self.close()
                 raise StartFailed(
                     f"{contender.name} did not start; run it by hand to see why: {' '.join(contender.argv)}"
                 )

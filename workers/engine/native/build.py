@@ -79,7 +79,7 @@ def loaded(path: Path) -> ctypes.CDLL:
     library.millstream_free.argtypes = [ctypes.c_void_p]
     library.millstream_forward.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
     library.millstream_forward.restype = None
-    library.millstream_multiply.argtypes = [*(ctypes.c_void_p,) * 2, ctypes.c_int64, ctypes.c_void_p, ctypes.c_int64]
+    library.millstream_multiply.argtypes = [*(ctypes.c_void_p,) * 2, ctypes.c_int64, ctypes.c_void_p]
     library.millstream_multiply.restype = None
     return library
 

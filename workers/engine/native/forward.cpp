@@ -48,16 +48,13 @@ struct Run {  // rows that follow one another in one slot
 };
 
 struct Scratch {
-    Operand operand;
-    std::vector<float> wide, narrow, attended;
+    std::vector<char> numbers;
+    std::vector<float> units, wide, narrow, attended;
     std::vector<Run> runs;
-    std::vector<std::vector<float>> scores, normed;
-};
+    std::vector<std::vector<float>> scores, normed;  // of each thread
 
-int64_t roomy(std::vector<float>& buffer, int64_t floats) {
-    if ((int64_t)buffer.size() < floats) buffer.resize(floats);
-    return floats;
-}
+    Operand operand(const Linear& linear) { return Operand(linear, numbers, units); }
+};
 
 void normalise(const float* x, const float* weight, int64_t count, float epsilon, float* out) {
     Floats squares = _mm256_setzero_ps();
@@ -68,7 +65,7 @@ void normalise(const float* x, const float* weight, int64_t count, float epsilon
 
 // hidden += change, then its norm, in the numbers of the layer that comes next.
 void enter(const Model& model, const Linear& next, const float* norm, float* hidden, const float* change, float* normed,
-           Operand& operand, int64_t row) {
+           const Operand& operand, int64_t row) {
     if (change) {
         for (int64_t k = 0; k < model.hidden; k += 8) store(hidden + k, _mm256_add_ps(load(hidden + k), load(change + k)));
     }
@@ -154,66 +151,76 @@ void find_runs(const Model& model, const Step& step, std::vector<Run>& runs) {
 }
 
 void prepare(const Model& model, const Step& step, Scratch& scratch) {
-    int64_t widest = 0;
-    for (const Linear* linear : {&model.layer->qkv, &model.layer->gate_up}) widest = std::max(widest, linear->outputs);
-    roomy(scratch.wide, step.rows * widest);
-    roomy(scratch.narrow, step.rows * std::max(model.layer->output.outputs, model.layer->down.outputs));
+    const Layer& layer = *model.layer;
+    roomy(scratch.wide, step.rows * std::max(layer.qkv.outputs, layer.gate_up.outputs));
+    roomy(scratch.narrow, step.rows * std::max(layer.output.outputs, layer.down.outputs));
     roomy(scratch.attended, step.rows * model.heads.count * model.heads.size);
+    for (const Linear* linear : {&layer.qkv, &layer.output, &layer.gate_up, &layer.down, &model.head}) {
+        roomy(scratch.numbers, step.rows * Operand::bytes_of(*linear));
+        roomy(scratch.units, step.rows * Operand::units_of(*linear));
+    }
     scratch.scores.resize(step.threads);
     scratch.normed.resize(step.threads);
     for (auto& row : scratch.normed) roomy(row, model.hidden);
-    for (const Linear* linear : {&model.layer->qkv, &model.layer->output, &model.layer->gate_up, &model.layer->down, &model.head})
-        scratch.operand.shape(*linear, step.rows);
     find_runs(model, step, scratch.runs);
 }
 
-#define EACH_ROW _Pragma("omp for schedule(static)") for (int64_t row = 0; row < step.rows; row++)
+// One thread's part of a forward pass.
+struct Hand {
+    const Model& model;
+    const Step& step;
+    Scratch& scratch;
+    Crew& crew;
+    float* normed;
+    std::vector<float>& scores;
 
-void run_layer(const Model& model, int64_t index, const Step& step, Scratch& scratch, float* normed, std::vector<float>& scores) {
-    const Layer& layer = model.layer[index];
-    Operand& operand = scratch.operand;
-    float *wide = scratch.wide.data(), *narrow = scratch.narrow.data(), *attended = scratch.attended.data();
-    const int64_t narrow_stride = layer.down.outputs, attended_size = model.heads.count * model.heads.size;
-#pragma omp single
-    operand.shape(layer.qkv, step.rows);
-    EACH_ROW enter(model, layer.qkv, layer.attention_norm, step.hidden + row * model.hidden,
-                   index ? narrow + row * narrow_stride : nullptr, normed, operand, row);
-    multiply(layer.qkv, operand, step.rows, wide);
-    EACH_ROW place(model, layer, index, wide + row * layer.qkv.outputs, step.slots[row], step.at[row]);
-#pragma omp for schedule(dynamic, 1) collapse(2)
-    for (size_t run = 0; run < scratch.runs.size(); run++)
-        for (int64_t head = 0; head < model.heads.key_count; head++)
-            attend(model, index, step, scratch.runs[run], head, wide, layer.qkv.outputs, attended, scores);
-#pragma omp single
-    operand.shape(layer.output, step.rows);
-    EACH_ROW quantise(layer.output, attended + row * attended_size, operand, row);
-    multiply(layer.output, operand, step.rows, narrow);
-#pragma omp single
-    operand.shape(layer.gate_up, step.rows);
-    EACH_ROW enter(model, layer.gate_up, layer.mlp_norm, step.hidden + row * model.hidden, narrow + row * layer.output.outputs,
-                   normed, operand, row);
-    multiply(layer.gate_up, operand, step.rows, wide);
-#pragma omp single
-    operand.shape(layer.down, step.rows);
-    EACH_ROW {
-        gate(wide + row * layer.gate_up.outputs, model.intermediate);
-        quantise(layer.down, wide + row * layer.gate_up.outputs, operand, row);
-    }
-    multiply(layer.down, operand, step.rows, narrow);
-}
+    void run_layer(int64_t index) const {
+        const Layer& layer = model.layer[index];
+        float *wide = scratch.wide.data(), *narrow = scratch.narrow.data(), *attended = scratch.attended.data();
+        const int64_t head_count = model.heads.key_count, attended_size = model.heads.count * model.heads.size;
 
-void run_head(const Model& model, const Step& step, Scratch& scratch, float* normed) {
-    const int64_t stride = model.layer->down.outputs;
-#pragma omp single
-    scratch.operand.shape(model.head, step.rows);
-#pragma omp for schedule(static)
-    for (int64_t draw = 0; draw < step.draws; draw++) {
-        const int64_t row = step.drawing[draw];
-        enter(model, model.head, model.final_norm, step.hidden + row * model.hidden, scratch.narrow.data() + row * stride, normed,
-              scratch.operand, draw);
+        const Operand mixing = scratch.operand(layer.qkv);
+        crew.share(step.rows, 4, [&](int64_t row) {
+            const float* change = index ? narrow + row * model.layer[index - 1].down.outputs : nullptr;
+            enter(model, layer.qkv, layer.attention_norm, hidden(row), change, normed, mixing, row);
+        });
+        multiply(crew, layer.qkv, mixing, step.rows, wide);
+        crew.share(step.rows, 4, [&](int64_t row) {
+            place(model, layer, index, wide + row * layer.qkv.outputs, step.slots[row], step.at[row]);
+        });
+        crew.share((int64_t)scratch.runs.size() * head_count, 1, [&](int64_t item) {
+            const Run& run = scratch.runs[item / head_count];
+            attend(model, index, step, run, item % head_count, wide, layer.qkv.outputs, attended, scores);
+        });
+        const Operand leaving = scratch.operand(layer.output);
+        crew.share(step.rows, 4, [&](int64_t row) { quantise(layer.output, attended + row * attended_size, leaving, row); });
+        multiply(crew, layer.output, leaving, step.rows, narrow);
+
+        const Operand widening = scratch.operand(layer.gate_up);
+        crew.share(step.rows, 4, [&](int64_t row) {
+            enter(model, layer.gate_up, layer.mlp_norm, hidden(row), narrow + row * layer.output.outputs, normed, widening, row);
+        });
+        multiply(crew, layer.gate_up, widening, step.rows, wide);
+        const Operand narrowing = scratch.operand(layer.down);
+        crew.share(step.rows, 4, [&](int64_t row) {
+            gate(wide + row * layer.gate_up.outputs, model.intermediate);
+            quantise(layer.down, wide + row * layer.gate_up.outputs, narrowing, row);
+        });
+        multiply(crew, layer.down, narrowing, step.rows, narrow);
     }
-    multiply(model.head, scratch.operand, step.draws, step.logits);
-}
+
+    void run_head() const {
+        const int64_t stride = model.layer[model.layers - 1].down.outputs;
+        const Operand last = scratch.operand(model.head);
+        crew.share(step.draws, 4, [&](int64_t draw) {
+            const int64_t row = step.drawing[draw];
+            enter(model, model.head, model.final_norm, hidden(row), scratch.narrow.data() + row * stride, normed, last, draw);
+        });
+        multiply(crew, model.head, last, step.draws, step.logits);
+    }
+
+    float* hidden(int64_t row) const { return step.hidden + row * model.hidden; }
+};
 
 }  // namespace
 
@@ -225,22 +232,26 @@ void millstream_free(void* scratch) { delete static_cast<Scratch*>(scratch); }
 void millstream_forward(const Model* model, const Step* step) {
     Scratch& scratch = *static_cast<Scratch*>(model->scratch);
     prepare(*model, *step, scratch);
+    Crew* crew = nullptr;
 #pragma omp parallel num_threads(step->threads)
     {
+#pragma omp single
+        crew = new Crew(omp_get_num_threads());  // may be fewer than were asked for
         const int thread = omp_get_thread_num();
-        float* normed = scratch.normed[thread].data();
-        for (int64_t index = 0; index < model->layers; index++)
-            run_layer(*model, index, *step, scratch, normed, scratch.scores[thread]);
-        if (step->draws) run_head(*model, *step, scratch, normed);
+        const Hand hand{*model, *step, scratch, *crew, scratch.normed[thread].data(), scratch.scores[thread]};
+        for (int64_t index = 0; index < model->layers; index++) hand.run_layer(index);
+        if (step->draws) hand.run_head();
     }
+    delete crew;
 }
 
 // y = x · weightᵀ alone; for checks.
-void millstream_multiply(const Linear* linear, const float* x, int64_t rows, float* out, int64_t threads) {
-    Operand operand;
-    operand.shape(*linear, rows);
+void millstream_multiply(const Linear* linear, const float* x, int64_t rows, float* out) {
+    std::vector<char> numbers(rows * Operand::bytes_of(*linear));
+    std::vector<float> units(rows * Operand::units_of(*linear));
+    const Operand operand(*linear, numbers, units);
     for (int64_t row = 0; row < rows; row++) quantise(*linear, x + row * linear->inputs, operand, row);
-#pragma omp parallel num_threads(threads)
-    multiply(*linear, operand, rows, out);
+    Crew alone(1);
+    multiply(alone, *linear, operand, rows, out);
 }
 }

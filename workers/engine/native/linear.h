@@ -7,6 +7,7 @@
 #include <cmath>
 #include <vector>
 
+#include "crew.h"
 #include "lanes.h"
 
 namespace millstream {
@@ -28,20 +29,28 @@ constexpr int GROUP_BYTES = GROUP / 2 * 8 + 2 * 8 * 2;  // of eight outputs: the
 
 // The rows that a linear layer multiplies, in the numbers it multiplies them in.
 struct Operand {
-    std::vector<char> numbers;
-    std::vector<float> units;
-    int64_t row_bytes = 0, row_units = 0;
+    char* numbers;
+    float* units;
+    int64_t row_bytes, row_units;
 
-    void shape(const Linear& linear, int64_t rows) {
-        row_bytes = linear.inputs * (linear.bits == 4 ? 1 : linear.bits == 8 ? 2 : 4);
-        row_units = linear.bits == 4 ? linear.inputs / GROUP * 2 : 1;
-        if ((int64_t)numbers.size() < rows * row_bytes) numbers.resize(rows * row_bytes);
-        if ((int64_t)units.size() < rows * row_units) units.resize(rows * row_units);
+    Operand(const Linear& linear, std::vector<char>& numbers, std::vector<float>& units)
+        : numbers(numbers.data()), units(units.data()), row_bytes(bytes_of(linear)), row_units(units_of(linear)) {}
+
+    static int64_t bytes_of(const Linear& linear) {
+        return linear.inputs * (linear.bits == 4 ? 1 : linear.bits == 8 ? 2 : 4);
     }
+    static int64_t units_of(const Linear& linear) { return linear.bits == 4 ? linear.inputs / GROUP * 2 : 1; }
+
     template <class Number>
-    Number* row(int64_t at) { return reinterpret_cast<Number*>(numbers.data() + at * row_bytes); }
-    float* unit(int64_t at) { return units.data() + at * row_units; }
+    Number* row(int64_t at) const { return reinterpret_cast<Number*>(numbers + at * row_bytes); }
+    float* unit(int64_t at) const { return units + at * row_units; }
 };
+
+// At least so many.
+template <class Number>
+inline void roomy(std::vector<Number>& buffer, int64_t count) {
+    if ((int64_t)buffer.size() < count) buffer.resize(count);
+}
 
 inline Whole rounded(const float* x, Floats inverse) { return _mm256_cvtps_epi32(_mm256_mul_ps(load(x), inverse)); }
 
@@ -80,7 +89,7 @@ inline void quantise_row(const float* x, int64_t count, double heaviest, int16_t
     }
 }
 
-inline void quantise(const Linear& linear, const float* x, Operand& operand, int64_t at) {
+inline void quantise(const Linear& linear, const float* x, const Operand& operand, int64_t at) {
     if (linear.bits == 4) {
         quantise_groups(x, linear.inputs, operand.row<int8_t>(at), operand.unit(at));
     } else if (linear.bits == 8) {
@@ -93,7 +102,7 @@ inline void quantise(const Linear& linear, const float* x, Operand& operand, int
 // Sixteen outputs of R rows.
 struct Tile {
     const Linear& linear;
-    Operand& operand;
+    const Operand& operand;
     int64_t first_row, column;
     float* out;  // [rows, linear.outputs]
 
@@ -195,17 +204,16 @@ struct Tile {
     }
 };
 
-// All outputs of all rows, by all threads of the region this is called in; they wait for one another at the end.
-inline void multiply(const Linear& linear, Operand& operand, int64_t rows, float* out) {
-#pragma omp for schedule(dynamic, 1)
-    for (int64_t block = 0; block < linear.outputs; block += BLOCK) {
+// All outputs of all rows, by the whole crew.
+inline void multiply(Crew& crew, const Linear& linear, const Operand& operand, int64_t rows, float* out) {
+    crew.share(linear.outputs / BLOCK, 1, [&](int64_t block) {
         for (int64_t row = 0; row < rows; row += TALLEST) {
             const int height = (int)std::min<int64_t>(TALLEST, rows - row);
-            for (int64_t column = block; column < block + BLOCK; column += TILE) {
+            for (int64_t column = block * BLOCK; column < (block + 1) * BLOCK; column += TILE) {
                 by_height(height, Tile{linear, operand, row, column, out});
             }
         }
-    }
+    });
 }
 
 }  // namespace millstream

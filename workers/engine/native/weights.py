@@ -87,12 +87,12 @@ def _packed(model_dir: Path, numerics: Numerics) -> Iterator[tuple[str, torch.Te
         yield f"{part.name}.weight", packed.weight
         if packed.bits == 8:
             yield f"{part.name}.scale", packed.scale
-            yield f"{part.name}.heaviest", _heaviest(packed)
+            yield f"{part.name}.heaviest", heaviest(packed)
         if part.bias is not None:
             yield f"{part.name}.bias", F.pad(part.bias, (0, -len(part.bias) % BLOCK))
 
 
-def _heaviest(packed: Packed) -> torch.Tensor:
+def heaviest(packed: Packed) -> torch.Tensor:
     """The largest norm of an output's whole numbers: what bounds the sums (linear.h)."""
     pairs = packed.weight.view(torch.int8).view(-1, packed.inputs // 2, 16, 2).double()
     return pairs.square().sum(dim=(1, 3)).max().sqrt().reshape(1)
