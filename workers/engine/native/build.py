@@ -15,7 +15,7 @@ from pathlib import Path
 
 SOURCES = Path(__file__).parent
 _MAIN = "forward.cpp"
-_FLAGS = ("-O3", "-mavx2", "-mfma", "-mf16c", "-std=c++17", "-ffp-contract=off", "-fopenmp", "-shared", "-fPIC")
+_FLAGS = ("-O3", "-mavx2", "-mfma", "-mf16c", "-std=c++20", "-ffp-contract=off", "-fopenmp", "-shared", "-fPIC")
 """no -march=native: the same instructions, and so the same numbers, on every machine"""
 _NEEDED = {"avx2", "fma", "f16c"}
 _COMPILERS = ("g++", "c++", "clang++")

@@ -1,7 +1,6 @@
 // The threads of one forward pass. They share the items of each part of the work, and wait for one another after it.
 #pragma once
 #include <immintrin.h>
-#include <sched.h>
 
 #include <algorithm>
 #include <atomic>
@@ -23,22 +22,24 @@ public:
     }
 
 private:
-    // Parts take microseconds, so a wait begins by looking; but it gives way where the other thread has no core to run on.
+    // Parts take microseconds, so a wait begins by looking; a longer one sleeps, and leaves the core to others.
     void wait() {
         const int round = round_.load(std::memory_order_relaxed);
         if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 == threads_) {
             arrived_.store(0, std::memory_order_relaxed);
             next_.store(0, std::memory_order_relaxed);
             round_.store(round + 1, std::memory_order_release);
+            round_.notify_all();
             return;
         }
-        for (int looked = 0; round_.load(std::memory_order_acquire) == round; looked++) {
-            if (looked < LOOKS) _mm_pause();
-            else sched_yield();
+        for (int looked = 0; looked < LOOKS; looked++) {
+            if (round_.load(std::memory_order_acquire) != round) return;
+            _mm_pause();
         }
+        round_.wait(round, std::memory_order_acquire);
     }
 
-    static constexpr int LOOKS = 2000;
+    static constexpr int LOOKS = 1000;
     const int threads_;
     alignas(64) std::atomic<int64_t> next_{0};
     alignas(64) std::atomic<int> arrived_{0};
