@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 
 from millstream import model
-from millstream.errors import StackError
+from millstream.errors import UnknownModel
 from millstream.model import ModelFailed
 from millstream.stack import Served, simulated, smollm2
 from millstream.table import table
@@ -27,12 +27,6 @@ _CONTEXT_TOKENS = 2048
 _NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._/-]{0,94}[A-Za-z0-9])?")
 _FOR_GGUF, _FOR_SAFETENSORS = 9, 3
 """room that the conversion takes, in sizes of the source"""
-
-
-class UnknownModel(StackError):
-    """No model of this name was added."""
-
-    exit_code = 11
 
 
 class Added(msgspec.Struct, frozen=True, kw_only=True):

@@ -54,3 +54,9 @@ class Refused(StackError):
     """The API or the database answered with an error; the message holds what it said."""
 
     exit_code = 9
+
+
+class UnknownModel(StackError):
+    """No model of this name was added."""
+
+    exit_code = 11
