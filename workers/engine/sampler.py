@@ -80,15 +80,19 @@ class Sampler:
     def _tile(self, logits: Floats, asks: Sequence[tuple[int, Generation]]) -> list[Drawn | SamplingFailed]:
         rows = _taken(logits, [row for row, _ in asks])
         peaks = peaks_of(rows)
-        usable = np.isfinite(peaks.max(axis=1))
-        good = [
-            _Ask(generation, row, highest, _bound(_adjusted(row, generation, self._eos_ids), generation, self._eos_ids))
-            for row, highest, fine, (_, generation) in zip(rows, peaks, usable, asks, strict=True)
-            if fine
-        ]
-        drawn = iter(self._drawn(good, rows))
-        failed = SamplingFailed("the model gave no usable numbers for this request")
-        return [next(drawn) if fine else failed for fine in usable]
+        made = [self._ask(*each) for each in zip((generation for _, generation in asks), rows, peaks, strict=True)]
+        drawn = iter(self._drawn([ask for ask in made if isinstance(ask, _Ask)], rows))
+        return [next(drawn) if isinstance(ask, _Ask) else ask for ask in made]
+
+    def _ask(self, generation: Generation, row: Floats, peaks: Floats) -> _Ask | SamplingFailed:
+        """What a row is drawn from; SamplingFailed, as a value, where nothing can be."""
+        if not np.isfinite(peaks.max()):
+            return SamplingFailed("the model gave no usable numbers for this request")
+        try:
+            scores = _bound(_adjusted(row, generation, self._eos_ids), generation, self._eos_ids)
+        except SamplingFailed as exc:
+            return exc
+        return _Ask(generation, row, peaks, scores)
 
     def _drawn(self, asks: list[_Ask], rows: Floats) -> list[Drawn]:
         warm = [ask for ask in asks if ask.sampling.temperature > 0]
@@ -115,7 +119,10 @@ def narrowed(scores: Floats, allowed: bytes | None) -> Floats:
 
 
 def _bound(scores: Floats, generation: Generation, eos_ids: frozenset[int]) -> Floats:
-    """What a choice's grammar leaves. Where only an end can follow it comes, whatever `min_tokens` says."""
+    """What a choice's grammar leaves. Where only an end can follow it comes, whatever `min_tokens` says.
+
+    SamplingFailed where the grammar can't say.
+    """
     if generation.matcher is None:
         return scores
     left = narrowed(scores, generation.matcher.allowed())
