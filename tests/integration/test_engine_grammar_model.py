@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from ingress.calls import Arguments, Begun, CallReader, Text
 from millstream.model import prepare
 from millstream.paths import cache_dir
 from wire.messages import Body, Ref, Sampling
-from workers.engine.errors import GrammarRefused, SamplingFailed, Uncompilable
+from workers.engine.errors import Uncompilable
 from workers.engine.protocol import Key, Sequence
 from workers.engine.runner import load_runner
 from workers.engine.scheduler import Limits
@@ -178,19 +177,8 @@ def test_tokens_spell_what_the_text_shows(tokenizer: Tokenizer) -> None:
         assert b"".join(map(tokenizer.token_bytes, tokenizer.encode_written(text))).decode() == text
 
 
-@pytest.mark.parametrize(
-    "schema",
-    [
-        {"type": "string", "pattern": "^(a{1000}){1000}$"},
-        {"anyOf": [{"type": "object", "properties": {"k": {"const": str(index)}}} for index in range(1_000)]},
-        {"type": "string", "pattern": "^.*a.{500}b.{500}c.*d.{500}$"},
-    ],
-    ids=["repeats", "branches", "backtracking"],
-)
-def test_a_schema_made_to_be_slow_is_refused_or_served_in_bounded_work(
-    tokenizer: Tokenizer, schema: dict[str, Any]
-) -> None:
-    with contextlib.suppress(GrammarRefused, Uncompilable, SamplingFailed):
-        shape = shape_of(Body(sampling=Sampling(seed=0), **form(schema)))
-        assert shape is not None
-        assert tokenizer.grammars.start(shape[0]).allowed()
+def test_a_pattern_made_to_be_slow_is_refused(tokenizer: Tokenizer) -> None:
+    shape = shape_of(Body(sampling=Sampling(seed=0), **form({"type": "string", "pattern": "^(a{1000}){1000}$"})))
+    assert shape is not None
+    with pytest.raises(Uncompilable, match="too many expressions"):
+        tokenizer.grammars.start(shape[0])

@@ -93,10 +93,11 @@ class Grammars:
         except ValueError as exc:  # a number or a character that the compiler doesn't know
             raise Uncompilable(str(exc)[:_WHY_CHARACTERS]) from exc
         _check(matcher)
-        # The first mask builds most of the lexer: what is too complex for that shows here, and is paid for once.
-        first = matcher.deep_copy()
-        first.compute_bitmask()
-        _check(first)
+        # The first mask builds most of the lexer, for all copies; a grammar that used it up shows in the second.
+        for _ in range(2):
+            copy = matcher.deep_copy()
+            copy.compute_bitmask()
+            _check(copy)
         return matcher
 
 
