@@ -23,6 +23,8 @@ _SINGLE = ("items", "additionalProperties", "not", "if", "then", "else", "contai
 _IN_PLACE = ("allOf", "anyOf", "oneOf", "if", "then", "else", "not", "dependentSchemas", "$ref", "$dynamicRef")
 """keywords that say more of the same value"""
 _OPEN = ("additionalProperties", "unevaluatedProperties", "patternProperties", "propertyNames", "minProperties")
+_BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf", "enum", "const")
+_LARGEST = 10**18
 _BESIDE_REF = ("title", "description", "default", "examples", "$comment", "$defs", "definitions", "$schema", "$id")
 
 
@@ -30,13 +32,13 @@ def compilable(schema: Mapping[str, Any], param: str, *, strict: bool) -> str:
     """The schema as JSON, with the compiler's options; GrammarRefused (`param`) for one too large or not strict enough.
 
     Objects that list their properties and say nothing of others have no others: OpenAI's strict schemas must say so,
-    and a small model would go on inventing them.
+    and a small model would go on inventing them. Integers without bounds end at 10¹⁸: it would write digits for ever.
     """
     if strict and any(node.get("additionalProperties", False) is not False for node in _nodes(schema)):
         raise GrammarRefused("with 'strict', 'additionalProperties' must be false in every object", param)
     plain = {name: value for name, value in schema.items() if name != _OPTIONS}
     if not any(map(_adds_up, _nodes(plain))):
-        plain = _closed(plain)
+        plain = _narrowed(plain)
     text = json.dumps({**plain, _OPTIONS: {**LAYOUT, "lenient": not strict}}, ensure_ascii=False)
     if len(text) > MAX_BYTES:
         raise GrammarRefused(f"it is longer than {MAX_BYTES} characters", param)
@@ -50,11 +52,21 @@ def _adds_up(node: Mapping[str, Any]) -> bool:
     return "allOf" in node or ("properties" in node and any(name in node for name in _IN_PLACE))
 
 
-def _closed(schema: Any) -> Any:
+def _narrowed(schema: Any) -> Any:
     if not isinstance(schema, dict):
         return schema
-    closed = _over_parts(schema, _closed)
-    return {**closed, "additionalProperties": False} if _lists_all(closed) else closed
+    narrowed = _over_parts(schema, _narrowed)
+    if _lists_all(narrowed):
+        narrowed["additionalProperties"] = False
+    if _is_free_integer(narrowed):
+        narrowed |= {"minimum": -_LARGEST, "maximum": _LARGEST}
+    return narrowed
+
+
+def _is_free_integer(node: Mapping[str, Any]) -> bool:
+    kind = node.get("type")
+    kinds = kind if isinstance(kind, list) else [kind]
+    return "integer" in kinds and "number" not in kinds and not any(name in node for name in (*_BOUNDS, *_IN_PLACE))
 
 
 def _lists_all(node: Mapping[str, Any]) -> bool:
