@@ -37,7 +37,7 @@ class Item(msgspec.Struct, frozen=True, array_like=True):
 
     @classmethod
     def of(cls, work: Work) -> Item:
-        return cls(work.slot, work.start, work.ids, work.stepwise, work.copies, int(bool(work.draws)))
+        return cls(work.slot, work.start, work.ids, work.stepwise, work.copies, work.rows, work.loads, work.save)
 
     @property
     def end(self) -> int:
