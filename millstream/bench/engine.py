@@ -27,8 +27,8 @@ _SHORT, _LONG, _ANSWER = 64, 2_000, 64
 _LONG_STREAMS, _LONG_ANSWER = 8, 16
 _PREFILL = 512
 _CONTEXT = 2_112
-_PEER_CONTEXT = 640
-"""of each stream; more is only memory"""
+_PEER_CONTEXT = 1_024
+"""of each stream: enough for the texts"""
 _ENVIRON = {"OMP_WAIT_POLICY": "passive", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
 
 

@@ -57,10 +57,10 @@ struct Attention {
         const Attention& of;
         int64_t first, block;
         template <int R>
-        void run() const {
+        __attribute__((noinline)) void run() const {
             Floats out[R][2];
             mix<Half, R>(of.keys + block * of.heads.size, 16, (int)of.heads.size, of.queries + first, out);
-            for (int r = 0; r < R; r++) {
+            EACH_ROW(r) {
                 store(of.scores + (first + r) * of.stride + block, out[r][0]);
                 store(of.scores + (first + r) * of.stride + block + 8, out[r][1]);
             }
@@ -72,12 +72,12 @@ struct Attention {
         int64_t first, column;
         const float* shares;
         template <int R>
-        void run() const {
+        __attribute__((noinline)) void run() const {
             const float* weights[R];
             Floats out[R][2];
-            for (int r = 0; r < R; r++) weights[r] = of.scores + (first + r) * of.stride;
+            EACH_ROW(r) weights[r] = of.scores + (first + r) * of.stride;
             mix<Half, R>(of.values + column, of.heads.size, (int)of.end, weights, out);
-            for (int r = 0; r < R; r++) {
+            EACH_ROW(r) {
                 const Floats share = all(shares[first + r]);
                 store(of.outs[first + r] + column, _mm256_mul_ps(out[r][0], share));
                 store(of.outs[first + r] + column + 8, _mm256_mul_ps(out[r][1], share));

@@ -5,6 +5,10 @@
 
 namespace millstream {
 
+// Loops that the compiler must undo, or it keeps the totals of a tile in memory.
+#define EACH_ROW(r) _Pragma("GCC unroll 6") for (int r = 0; r < R; r++)
+#define EACH_HALF(half) _Pragma("GCC unroll 2") for (int half = 0; half < 2; half++)
+
 using Floats = __m256;
 using Whole = __m256i;
 
@@ -74,11 +78,10 @@ inline void by_height(int rows, const Work& work) {
 // Sixteen columns of a matrix of 16-bit numbers, its rows weighted: out[r] = Σ_k factors[r][k] · matrix[k], k ascending.
 template <class Number, int R>
 inline void mix(const uint16_t* matrix, int64_t stride, int count, const float* const* factors, Floats (&out)[R][2]) {
-    for (int r = 0; r < R; r++) out[r][0] = out[r][1] = _mm256_setzero_ps();
+    EACH_ROW(r) out[r][0] = out[r][1] = _mm256_setzero_ps();
     for (int k = 0; k < count; k++, matrix += stride) {
         const Floats left = Number::load(matrix), right = Number::load(matrix + 8);
-#pragma GCC unroll 6
-        for (int r = 0; r < R; r++) {
+        EACH_ROW(r) {
             const Floats factor = _mm256_broadcast_ss(factors[r] + k);
             out[r][0] = _mm256_fmadd_ps(left, factor, out[r][0]);
             out[r][1] = _mm256_fmadd_ps(right, factor, out[r][1]);

@@ -22,6 +22,9 @@ struct Linear {
     double heaviest;     // 8 bits: the largest norm of an output's whole numbers
 };
 
+// Inlined into one another, the tiles get too few registers.
+#define ALONE __attribute__((noinline))
+
 constexpr int TILE = 16;    // outputs that are computed at once
 constexpr int BLOCK = 32;   // outputs that a thread takes at a time
 constexpr int GROUP = 32;   // inputs that share a scale, with 4 bits
@@ -125,13 +128,13 @@ struct Tile {
 
     // A group of 32 has products of up to 15 · 127; four of a column's eight pairs fit sixteen bits with room to spare.
     template <int R>
-    void four(int64_t at) const {
+    ALONE void four(int64_t at) const {
         const int64_t groups = linear.inputs / GROUP;
         const uint8_t* weight = (const uint8_t*)linear.weight + at / 8 * groups * GROUP_BYTES;
         const int8_t* rows[R];
         const float* units[R];
         Floats total[R];
-        for (int r = 0; r < R; r++) {
+        EACH_ROW(r) {
             rows[r] = operand.row<int8_t>(first_row + r);
             units[r] = operand.unit(first_row + r);
             total[r] = _mm256_setzero_ps();
@@ -143,8 +146,7 @@ struct Tile {
             for (int part = 0; part < 4; part++) {
                 const Whole both = _mm256_loadu_si256((const Whole*)(weight + 32 * part));
                 const Whole first = _mm256_and_si256(both, low), second = _mm256_and_si256(_mm256_srli_epi16(both, 4), low);
-#pragma GCC unroll 6
-                for (int r = 0; r < R; r++) {
+                EACH_ROW(r) {
                     const int8_t* x = rows[r] + GROUP * group + 8 * part;
                     const Whole products = _mm256_add_epi16(
                         _mm256_maddubs_epi16(first, spread(x)), _mm256_maddubs_epi16(second, spread(x + 4)));
@@ -153,38 +155,36 @@ struct Tile {
             }
             const Floats scale = Half::load((const uint16_t*)(weight + 128));
             const Floats least = Half::load((const uint16_t*)(weight + 144));
-#pragma GCC unroll 6
-            for (int r = 0; r < R; r++) {
+            EACH_ROW(r) {
                 const Floats whole = _mm256_cvtepi32_ps(_mm256_madd_epi16(pairs[r], ones));
                 total[r] = _mm256_fmadd_ps(least, _mm256_broadcast_ss(units[r] + 2 * group + 1), total[r]);
                 total[r] = _mm256_fmadd_ps(whole, _mm256_mul_ps(scale, _mm256_broadcast_ss(units[r] + 2 * group)), total[r]);
             }
         }
-        for (int r = 0; r < R; r++) write(r, at, total[r]);
+        EACH_ROW(r) write(r, at, total[r]);
     }
 
     template <int R>
-    void eight() const {
+    ALONE void eight() const {
         const int8_t* weight = (const int8_t*)linear.weight + column * linear.inputs;
         const int16_t* rows[R];
         Whole total[R][2];
-        for (int r = 0; r < R; r++) {
+        EACH_ROW(r) {
             rows[r] = operand.row<int16_t>(first_row + r);
             total[r][0] = total[r][1] = _mm256_setzero_si256();
         }
         for (int64_t k = 0; k < linear.inputs; k += 2, weight += 2 * TILE) {
             const Whole left = _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i*)weight));
             const Whole right = _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i*)(weight + TILE)));
-#pragma GCC unroll 6
-            for (int r = 0; r < R; r++) {
+            EACH_ROW(r) {
                 const Whole x = spread(rows[r] + k);
                 total[r][0] = _mm256_add_epi32(total[r][0], _mm256_madd_epi16(left, x));
                 total[r][1] = _mm256_add_epi32(total[r][1], _mm256_madd_epi16(right, x));
             }
         }
-        for (int r = 0; r < R; r++) {
+        EACH_ROW(r) {
             const Floats unit = all(*operand.unit(first_row + r));
-            for (int half = 0; half < 2; half++) {
+            EACH_HALF(half) {
                 const Floats scale = load(linear.scale + column + 8 * half);
                 write(r, column + 8 * half, _mm256_mul_ps(_mm256_mul_ps(_mm256_cvtepi32_ps(total[r][half]), unit), scale));
             }
@@ -192,12 +192,12 @@ struct Tile {
     }
 
     template <int R>
-    void sixteen() const {
+    ALONE void sixteen() const {
         const float* rows[R];
         Floats total[R][2];
-        for (int r = 0; r < R; r++) rows[r] = operand.row<float>(first_row + r);
+        EACH_ROW(r) rows[r] = operand.row<float>(first_row + r);
         mix<Brain, R>((const uint16_t*)linear.weight + column * linear.inputs, TILE, (int)linear.inputs, rows, total);
-        for (int r = 0; r < R; r++) {
+        EACH_ROW(r) {
             write(r, column, total[r][0]);
             write(r, column + 8, total[r][1]);
         }
@@ -206,9 +206,11 @@ struct Tile {
 
 // All outputs of all rows, by the whole crew.
 inline void multiply(Crew& crew, const Linear& linear, const Operand& operand, int64_t rows, float* out) {
+    // measured: a product of whole numbers takes registers of its own before it is added
+    const int64_t tallest = linear.bits == 8 ? 3 : linear.bits == 4 ? 4 : TALLEST;
     crew.share(linear.outputs / BLOCK, 1, [&](int64_t block) {
-        for (int64_t row = 0; row < rows; row += TALLEST) {
-            const int height = (int)std::min<int64_t>(TALLEST, rows - row);
+        for (int64_t row = 0; row < rows; row += tallest) {
+            const int height = (int)std::min(tallest, rows - row);
             for (int64_t column = block * BLOCK; column < (block + 1) * BLOCK; column += TILE) {
                 by_height(height, Tile{linear, operand, row, column, out});
             }
