@@ -272,6 +272,14 @@ def test_hundreds_of_cancels_leak_nothing(engine: Engine) -> None:
     assert isinstance(run(engine, make_sequence(1))[ONE], Told)
 
 
+def test_no_token_is_drawn_that_the_tokenizer_lacks(engine: Engine, vocabulary: Vocabulary) -> None:
+    """A model's rows are often filled up to a rounder number; what fills them was never trained."""
+    hot = [make_sequence(ref, max_tokens=80, temperature=2.0, ignore_eos=True) for ref in range(4)]
+    drawn = {token for told in run(engine, *hot).values() for token in told.ids}
+    assert len(drawn) > 100 or isinstance(engine, SimulatedEngine)
+    assert max(drawn) < vocabulary.vocab_size
+
+
 def test_more_requests_than_slots_all_end(engine: Engine) -> None:
     told = run(engine, *(make_sequence(ref, max_tokens=4, n=1 + ref % 2) for ref in range(25)))
     assert len(told) == 37

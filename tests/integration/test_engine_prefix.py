@@ -14,6 +14,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from workers.engine import measure_prefix
+from workers.engine.link import Config
+from workers.engine.make import make_engine, make_vocabulary
 from workers.engine.protocol import Engine, Key, Prefixes, Sequence
 from workers.engine.runner import Runner, load_runner
 from workers.engine.scheduler import Work
@@ -230,3 +232,42 @@ def test_the_simulated_engine_keeps_prompts_too() -> None:
     engine = SimulatedEngine(WITH_CACHE, Pace(ttft_ms=0, tbt_ms=0))
     prompt = vocabulary.encode_text("the mill by the river " * 10)
     assert [cached_of(engine, asked(ref, prompt))[0] for ref in (1, 2)] == [0, (len(prompt) - 1) // 16 * 16]
+
+
+LONG = tuple(3 + at * 7 % 250 for at in range(768))
+
+
+def paged(model_dir: Path, prefix_tokens: int) -> Engine:
+    """As a worker with a GPU makes it, but for the kernels."""
+    config = Config(
+        kind="torch",
+        device="reference",
+        numerics="bf16",
+        slots=2,
+        threads=1,
+        context_tokens=1_024,
+        prefix_tokens=prefix_tokens,
+        model_dir=str(model_dir),
+        simulated_ttft_ms=0,
+        simulated_tbt_ms=0,
+        log_level="INFO",
+    )
+    return make_engine(config, make_vocabulary(config))
+
+
+def test_pages_that_the_cache_shares_change_no_token_and_no_logprob(tmp_path: Path) -> None:
+    model_dir = write_model(tmp_path, vocab_size=265, max_position_embeddings=1_024)
+    engine, without = paged(model_dir, 3 * 256), paged(model_dir, 0)
+    for ref, (prompt, cached) in enumerate(
+        [
+            (LONG, 0),
+            (LONG, 512),  # the last token is always computed
+            ((*LONG, 5), 768),
+            ((*LONG[:300], 5, 6, 7), 256),
+            ((9, *LONG), 0),  # takes the places of all others
+            (LONG, 0),
+            (LONG, 512),
+        ]
+    ):
+        sequence = asked(ref, prompt)
+        assert cached_of(engine, sequence) == (cached, run(without, sequence)[ref, 0])

@@ -19,8 +19,10 @@ from workers.engine.vocabulary import Vocabulary
 CHUNK_TOKENS = 64
 """a piece of a prompt and a block of the prefix cache: about a link of a prefix chain"""
 STEP_TOKENS = 256
-GPU_CHUNK_TOKENS = 2048
-"""enough rows to keep a GPU's arithmetic busy"""
+GPU_CHUNK_TOKENS = 256
+"""a page of the cache, so that the prefix cache shares pages instead of copying"""
+GPU_STEP_TOKENS = 4096
+"""enough rows to keep a GPU's arithmetic busy: all pieces of a step are computed in one pass"""
 
 
 def config_of(settings: Settings) -> Config:
@@ -66,11 +68,11 @@ def make_engine(config: Config, vocabulary: Vocabulary, *, sleep: Sleep = time.s
     if config.device != "cpu":
         from workers.engine.gpu.engine import load_engine as load_paged
 
-        limits = replace(limits, chunk_tokens=GPU_CHUNK_TOKENS, step_tokens=2 * GPU_CHUNK_TOKENS)
+        limits = replace(limits, chunk_tokens=GPU_CHUNK_TOKENS, step_tokens=GPU_STEP_TOKENS)
         return load_paged(
             _model_dir(config),
             vocabulary,
-            limits,
+            _keeping(limits, config),
             device=config.device,
             numerics=config.numerics,
             threads=config.threads,

@@ -118,8 +118,8 @@ class TorchEngine:
         return self._scheduler.prefixes()
 
     def _run(self, work: Seq[Work]) -> Logits:
-        """The step's numbers."""
-        return self._runner.run(work)
+        """The step's numbers, of the tokens that there are: a model's rows may be filled up to a rounder number."""
+        return self._runner.run(work)[:, : self._vocabulary.vocab_size]
 
     def _draw(self, work: Seq[Work], logits: Logits) -> list[Emission]:
         """One emission a choice, of its next token and of those that were guessed rightly."""

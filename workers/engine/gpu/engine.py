@@ -15,6 +15,7 @@ from workers.engine.gpu.build import Built, Setup, build
 from workers.engine.gpu.check import check_invariance
 from workers.engine.gpu.follow import Followers
 from workers.engine.gpu.numerics import Numerics
+from workers.engine.gpu.pages import PAGE_TOKENS
 from workers.engine.gpu.runner import Logits, PagedRunner
 from workers.engine.scheduler import Limits, Work
 from workers.engine.torch_engine import TorchEngine
@@ -51,6 +52,8 @@ def load_engine(
         slots=limits.slots,
         context_tokens=limits.context_tokens,
         threads=threads,
+        blocks=limits.prefix_blocks,
+        block_tokens=limits.chunk_tokens if limits.prefix_blocks else PAGE_TOKENS,
     )
     followers = None if store is None else Followers(setup)
     built = build(setup)
