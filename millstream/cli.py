@@ -282,7 +282,7 @@ def bench_routing(
 
 @bench.command("engine")
 @click.option(
-    "--peers", is_flag=True, help="Run llama.cpp, OpenVINO GenAI and transformers, too, in their environments."
+    "--peers", is_flag=True, help="Run llama.cpp, OpenVINO GenAI, vLLM and transformers, too, in their environments."
 )
 @click.option("--rounds", type=click.IntRange(1), default=3, show_default=True, help="A figure is their median.")
 @click.option("--quick", is_flag=True, help="Shorter answers.")

@@ -26,7 +26,9 @@ CLASSES = ("latency", "throughput", "bf16")
 _SHORT, _LONG, _ANSWER = 64, 2_000, 64
 _LONG_STREAMS, _LONG_ANSWER = 8, 16
 _PREFILL = 512
-_CONTEXT = 2_112
+_TEXT = 256
+_CONTEXT = 2_560
+"""the longest prompt, and what streams say while the others' prompts are computed"""
 _PEER_CONTEXT = 1_024
 """of each stream: enough for the texts"""
 _ENVIRON = {"OMP_WAIT_POLICY": "passive", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
@@ -56,14 +58,18 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
     ours_only: bool = False
 
 
-def questions(*, quick: bool) -> list[Question]:
-    """Decoding at several loads, with and without all that sampling can do; prompts; a long context."""
+def questions(*, quick: bool, text: Sequence[int] = ()) -> list[Question]:
+    """Decoding at several loads, with and without all that sampling can do; prompts; a long context; and a `text` that
+    is gone on with, with guesses and without."""
     answer = 16 if quick else _ANSWER
     found = [_decode(f"{streams} streams", streams, _SHORT, answer) for streams in STREAMS]
     found.append(Question(name="prefill", ask={"what": "prefill", "tokens": _PREFILL}))
     found += [_decode(f"{streams} streams, all on", streams, _SHORT, answer, full=True) for streams in STREAMS]
     found.append(_decode(f"{_LONG_STREAMS} streams at 2,000", _LONG_STREAMS, _LONG, _LONG_ANSWER, ours_only=True))
     found.append(Question(name="prefill at 2,000", ask={"what": "prefill", "tokens": _LONG}, ours_only=True))
+    for guess in (False, True):
+        ask = {"what": "decode", "context": _TEXT, "tokens": 2 * answer, "guess": guess, "ids": list(text)}
+        found.append(Question(name="1 stream of text" + ", guessing" * guess, ask=ask, ours_only=True))
     return found
 
 
@@ -75,22 +81,33 @@ def _decode(
 
 
 def measure(setting: Setting, *, threads: int, rounds: int, quick: bool, say: Say) -> Figures:
-    """Every question to every contender, interleaved. StartFailed if one of Millstream's own can't run."""
-    asked = questions(quick=quick)
+    """Every question to every contender, interleaved. StartFailed if one of Millstream's own can't be measured; a peer
+    that can't is left out from there on."""
+    asked = questions(quick=quick, text=next(iter(setting.texts.values())))
     found: dict[tuple[str, str], list[float]] = {}
     with contextlib.ExitStack() as stack:
         running = list(_started(stack, setting, threads, say))
+
+        def put(question: str, ask: Mapping[str, object], *, ours_only: bool = False) -> None:
+            for own, one in list(running):
+                if own or not ours_only:
+                    say(f"{question}, {one.contender.name}")
+                    try:
+                        found.setdefault((one.contender.name, question), []).append(one.ask(ask))
+                    except StartFailed as exc:
+                        if own:
+                            raise
+                        say(f"{exc}: it is left out from here on")
+                        running.remove((own, one))
+
         for _, one in running:
             found[one.contender.name, "ready s"] = [one.ready_s]
-            for name, ids in setting.texts.items():
-                say(f"{one.contender.name}: perplexity of {name}")
-                found[one.contender.name, f"perplexity, {name}"] = [one.ask({"what": "perplexity", "ids": list(ids)})]
+        for name, ids in setting.texts.items():
+            put(f"perplexity, {name}", {"what": "perplexity", "ids": list(ids)})
         for round_ in range(rounds):
+            say(f"round {round_ + 1} of {rounds}")
             for question in asked:
-                for own, one in running:
-                    if own or not question.ours_only:
-                        say(f"round {round_ + 1}: {question.name}, {one.contender.name}")
-                        found.setdefault((one.contender.name, question.name), []).append(one.ask(question.ask))
+                put(question.name, question.ask, ours_only=question.ours_only)
         for _, one in running:
             found[one.contender.name, "memory MB"] = [one.memory_mb()]
     return Figures(
@@ -98,6 +115,7 @@ def measure(setting: Setting, *, threads: int, rounds: int, quick: bool, say: Sa
         figures=[
             Figure(contender=contender, question=question, median=median(values), rounds=values)
             for (contender, question), values in found.items()
+            if values
         ],
     )
 

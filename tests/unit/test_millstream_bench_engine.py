@@ -49,6 +49,7 @@ def test_one_that_never_gets_ready_is_named() -> None:
 
 def test_our_own_runs_a_class_with_room_for_all_streams() -> None:
     contender = ours("bf16", Path("/model"), threads=2, streams=64, context_tokens=2112)
+    assert contender.environ["MILLSTREAM_ENGINE_PREFIX_TOKENS"] == "0"
     assert contender.environ["MILLSTREAM_NUMERICS"] == "bf16"
     assert contender.environ["MILLSTREAM_ENGINE_SLOTS"] == "64"
     assert contender.environ["MILLSTREAM_MODEL_DIR"] == "/model"

@@ -62,15 +62,26 @@ class TorchEngine:
         self._scheduler = Scheduler(limits, vocabulary)
         self._sampler = Sampler(vocabulary.eos_ids)
         self._speculation = speculation or Speculation()
+        self._guesses = True
         self._prefill, self._decode = Rate(), Rate()
         self._pace = Pace(limits.step_tokens)
         self._now_s = now_s
+
+    @property
+    def limits(self) -> Limits:
+        """What it has room for."""
+        return self._scheduler.limits
 
     @property
     def fingerprint(self) -> str:
         return (
             f"{self._runner.fingerprint}-{self._scheduler.limits.chunk_tokens}"  # a piece's bits may follow its length
         )
+
+    def guess(self, wanted: bool) -> None:
+        """Whether tokens are guessed where that is likely to be faster, as is done unless told otherwise; no answer
+        depends on it."""
+        self._guesses = wanted
 
     def add(self, sequence: Sequence) -> None:
         self._pace.came(sequence.key, self._now_s() * 1_000)
@@ -93,7 +104,7 @@ class TorchEngine:
             *self._pace.next_prompts(self._scheduler.prompts(), held_tokens, began_s * 1_000)
         )
         if planned:
-            work = self._speculation.extended(planned)
+            work = self._speculation.extended(planned) if self._guesses else planned
             logits = self._run(work)
             self._scheduler.ran(planned)
             drawn = self._draw(work, logits)

