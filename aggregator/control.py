@@ -23,10 +23,10 @@ from wire.bus import Bus, Record
 from wire.clock import Clock, SystemClock
 from wire.codec import decode
 from wire.errors import DecodeError
-from wire.follow import Dump, dead_letters
-from wire.messages import Signal
+from wire.follow import Dump, Follower, dead_letters
+from wire.messages import Model, Signal
 from wire.settings import Settings
-from wire.topics import SIGNALS
+from wire.topics import CATALOGUE, SIGNALS
 
 log = logging.getLogger("millstream.control")
 
@@ -36,11 +36,14 @@ GROUP = "control"
 async def run(settings: Settings, bus: Bus, stop: asyncio.Event) -> None:
     """Publish weights until `stop` is set. Waits for a log that is away."""
     feedback = Feedback() if settings.routing_policy == "earlier" else None
-    clock, network = SystemClock(), Network(trips_ms=settings.between_ms())
+    clock, network = SystemClock(), Network(trips_ms=settings.between_ms(), forbidden=settings.forbidden())
     windows = Windows(network, feedback, settings.shed_wait_ms)
     weights = await bus.producer(client_id="control-weights")
     dead = await bus.producer(client_id="control-dead")
-    listener = Listener(windows, dead_letters(dead, GROUP, clock), clock)
+    dump = dead_letters(dead, GROUP, clock)
+    listener = Listener(windows, dump, clock)
+    catalogue = Follower[Model](bus, CATALOGUE, Model, clock=clock, dead=dump, on_change=windows.rolled_out)
+    await catalogue.start()
     ticking = asyncio.create_task(tick(settings, windows, Publisher(weights), clock), name="control tick")
     running = asyncio.create_task(keep_running(lambda: build(settings, listener.hear), stop), name="control app")
     try:
@@ -51,7 +54,7 @@ async def run(settings: Settings, bus: Bus, stop: asyncio.Event) -> None:
         ticking.cancel()
         running.cancel()
         await asyncio.gather(ticking, running, return_exceptions=True)
-        await asyncio.gather(weights.stop(), dead.stop())
+        await asyncio.gather(weights.stop(), dead.stop(), catalogue.stop())
 
 
 def build(settings: Settings, hear: Callable[[Record], Awaitable[None]]) -> faust.App:

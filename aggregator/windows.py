@@ -8,7 +8,7 @@ second, so there is always somebody to hear.)
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from aggregator.traffic import Asked
 from routing import sketch
@@ -17,7 +17,7 @@ from routing.penalties import Penalty, grown, penalty_at
 from routing.plan import NO_NETWORK, EngineView, Network, Plan, plan
 from routing.profile import UNMEASURED, Profile, learn
 from routing.shed import PATIENCE_MS
-from wire.messages import DemandSignal, EngineSignal, Signal, Sketch, Snapshot
+from wire.messages import DemandSignal, EngineSignal, Model, Signal, Sketch, Snapshot
 
 SILENT_MS = 2_500
 """An engine that says nothing for this long gets no more traffic; it signals twice a second"""
@@ -77,6 +77,8 @@ class Windows:
         self._penalties: dict[str, Penalty] = {}
         self._buckets: dict[str, dict[int, Bucket]] = {}
         self._models: set[str] = set()
+        self._rollouts: dict[str, dict[str, float]] = {}
+        """by model and version, the share of the traffic"""
         self._time_ms = 0.0
         self._heard_at_ms: int | None = None
         self._offset = -1
@@ -94,6 +96,14 @@ class Windows:
         self._asked.hear(signal, self._time_ms)
         if signal.failures > 0:
             self._bucket(signal.model, now_ms).add_demand(signal)
+
+    def rolled_out(self, name: str, model: Model | None) -> None:
+        """The catalogue says which versions of a model get how much of its traffic."""
+        total = sum(version.share for version in model.versions) if model is not None else 0.0
+        if model is None or total <= 0:
+            self._rollouts.pop(name, None)
+        else:
+            self._rollouts[name] = {version.version: version.share / total for version in model.versions}
 
     def listens(self, now_ms: int) -> bool:
         """Whether signals come in, and have for long enough to have heard every engine that lives."""
@@ -120,7 +130,8 @@ class Windows:
         mine = [engine for engine in engines if engine.signal.model == model]
         views = [self._view(engine, now_ms) for engine in mine]
         traffic, before = self._asked.of(model, self._time_ms), self._plans.get(model)
-        plans = self._plans[model] = plan(views, regions, traffic, self._network, before, self._patience_ms)
+        network = replace(self._network, rollout=self._rollouts.get(model, {}))
+        plans = self._plans[model] = plan(views, regions, traffic, network, before, self._patience_ms)
         return [self._snapshot(model, region, made, mine, now_ms) for region, made in plans.items()]
 
     def _snapshot(self, model: str, region: str, made: Plan, mine: list[Engine], now_ms: int) -> Snapshot:

@@ -17,7 +17,7 @@ from ingress.server import HttpServer
 from ingress.service import build
 from wire.clock import SystemClock
 from wire.errors import MillstreamError
-from wire.kafka import KafkaBus
+from wire.kafka import buses_of
 from wire.settings import Settings
 
 log = logging.getLogger("ingress")
@@ -55,7 +55,7 @@ async def serve(settings: Settings) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     clock = SystemClock()
-    buses = {region: KafkaBus(cluster, clock) for region, cluster in settings.regions.items()}
+    buses = buses_of(settings, clock)
     ingress = await build(settings, buses, clock)
     server = HttpServer(ingress.app, settings.host, settings.port, settings.max_open_streams)
     await ingress.open()

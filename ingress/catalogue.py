@@ -38,24 +38,27 @@ def version_of(model: Model, request_id: str) -> ModelVersion:
     return model.versions[-1]
 
 
-def targets(model: Model, version: ModelVersion, region: str) -> tuple[Target, ...]:
-    """Every shard that a request of this version may go to, those of `region` alone if there are any there.
+def targets(model: Model, version: ModelVersion, regions: tuple[str, ...]) -> tuple[Target, ...]:
+    """Every shard that a request of this version may go to; `regions`: where it may.
 
     ApiError 503 for a catalogue entry that names no possible fleet: the operator's mistake, not the client's.
     """
     try:
-        return _targets(model.slug, version, region)
+        found = _targets(model.slug, version, regions)
     except BadFleet as exc:
         raise unavailable(f"The model '{model.name}' is not set up right: {exc}.", retry_after_s=60) from exc
+    if not found:
+        raise unavailable(f"The model '{model.name}' isn't served where this request may go.", retry_after_s=60)
+    return found
 
 
 @lru_cache(maxsize=256)
-def _targets(slug: str, version: ModelVersion, region: str) -> tuple[Target, ...]:
+def _targets(slug: str, version: ModelVersion, regions: tuple[str, ...]) -> tuple[Target, ...]:
     """The same tuple for the same fleets, so that the policy knows them again."""
-    regions = (region,) if region in version.regions else version.regions
     return tuple(
         Target(Fleet(where, pool, slug, version.version, version.numerics), shard)
         for where in regions
+        if where in version.regions
         for pool in version.pools
         for shard in range(version.shards)
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from ingress.pulse import Pulse
 from routing.sketch import Recorder
@@ -13,6 +13,7 @@ from wire.bus import Producer
 from wire.clock import Clock
 from wire.codec import encode
 from wire.errors import BusError, UnknownTopic
+from wire.lossy import LossySender
 from wire.messages import DemandSignal, ReplyTo
 from wire.topics import SIGNALS
 
@@ -35,9 +36,13 @@ class ModelDemand:
 class Demand:
     """Counts by model; `run` sends them."""
 
-    def __init__(self, producer: Producer, reply: ReplyTo, pulse: Pulse, clock: Clock) -> None:
-        """`producer`: acks leader."""
+    def __init__(
+        self, producer: Producer, reply: ReplyTo, pulse: Pulse, clock: Clock, abroad: Sequence[LossySender] = ()
+    ) -> None:
+        """`producer`: acks leader. `abroad`: to the clusters of other regions, whose workers serve this one's
+        requests only while they hear it, and whose control has to know what it asks."""
         self._producer = producer
+        self._abroad = abroad
         self._reply = reply
         self._pulse = pulse
         self._clock = clock
@@ -92,6 +97,8 @@ class Demand:
         )
 
     async def _send(self, signal: DemandSignal) -> None:
+        for sender in self._abroad:
+            sender.put(SIGNALS, encode(signal), key=signal.model.encode())
         try:
             sent = await self._producer.send(SIGNALS, encode(signal), key=signal.model.encode())
         except (BusError, UnknownTopic) as exc:

@@ -61,6 +61,7 @@ class Gateway:
         self._reply = reply
         self._clock = clock
         self._limiter = Limiter()
+        self._regions = settings.open_to(reply.region)
 
     def authenticate(self, headers: Headers) -> Credential:
         """Who asks. ApiError 401 or 503."""
@@ -111,7 +112,7 @@ class Gateway:
         try:
             for index, request in enumerate(self._requests(call, model, credential, request_id, headers)):
                 version = next(v for v in model.versions if v.version == request.version)
-                candidates = targets(model, version, self._reply.region)
+                candidates = targets(model, version, self._regions)
                 runs.append(self.relay.launch(request, candidates, answer, index))
         except ApiError:
             for run in runs:
@@ -143,6 +144,7 @@ class Gateway:
                 accept_by_ms=now_ms + self.settings.accept_timeout_ms,
                 deadline_ms=now_ms + self.settings.request_timeout_ms,
                 stream=call.stream,
+                residency=self._reply.region if self._reply.region in self.settings.residency else None,
                 prefix_chain=prefix_chain(credential.tenant, model.name, body.messages, body.prompt),
                 traceparent=traceparent if _TRACEPARENT.match(traceparent) else None,
             )

@@ -193,6 +193,7 @@ def query(request: Request, candidates: tuple[Target, ...], now_ms: int) -> Quer
         prompt_tokens=max(estimated_tokens(request), 1),
         prefix_chain=request.prefix_chain,
         residency=request.residency,
+        home=request.reply.region,
         features=frozenset(name for name, wants in wanted.items() if wants),
         waited_ms=float(max(now_ms - request.created_ms, 0)),
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -31,6 +31,7 @@ from wire import ids
 from wire.bus import Bus, Producer
 from wire.clock import Clock
 from wire.follow import dead_letters
+from wire.lossy import LossySender
 from wire.messages import ReplyTo
 from wire.settings import Settings
 
@@ -50,6 +51,7 @@ class Ingress:
         *,
         requests: Mapping[str, Producer],
         leader: Producer,
+        abroad: Sequence[Producer] = (),
         views: Views,
         router: Router,
         replies: Callable[[Relay], Replies],
@@ -60,9 +62,10 @@ class Ingress:
         self._clock = clock
         self._views = views
         self._router = router
-        self._producers = [*requests.values(), leader]
+        self._producers = [*dict.fromkeys(requests.values()), leader, *abroad]
+        self._abroad = [LossySender(producer) for producer in abroad]
         self._pulse = Pulse(clock)
-        self._demand = Demand(leader, reply, self._pulse, clock)
+        self._demand = Demand(leader, reply, self._pulse, clock, self._abroad)
         self._broadcast = Broadcast(leader, reply, clock)
         self._sender = Sender(requests, self._pulse, clock)
         self._relay = Relay(
@@ -98,6 +101,8 @@ class Ingress:
         self._spawn("replies", self._replies.run())
         self._spawn("sender", self._sender.run())
         self._spawn("demand", self._demand.run(lambda: self._relay.open))
+        for sender in self._abroad:
+            self._spawn("signals to another region", sender.run())
         self._spawn("dispatches", self._broadcast.run())
         self._spawn("housekeeping", self._housekeep())
 
@@ -175,14 +180,19 @@ async def build(settings: Settings, buses: Mapping[str, Bus], clock: Clock) -> I
     gate = partial(Gate, settings.shed_wait_ms, settings.shed_loss or math.inf)
     router = Router(weights, reply.incarnation, metrics, clock, settings.trips_ms(reply.region), policy, gate)
     leader = await bus.producer(acks="leader", client_id="ingress-signals")
-    requests = {region: await other.producer(client_id="ingress-requests") for region, other in buses.items()}
+    clusters = dict.fromkeys(buses.values())
+    producers = {other: await other.producer(client_id="ingress-requests") for other in clusters}
+    abroad = [
+        await other.producer(acks="leader", client_id="ingress-signals") for other in clusters if other is not bus
+    ]
     dead = dead_letters(leader, f"ingress/{reply.slot}", clock)
     reader = await bus.reader(client_id="ingress-replies")
     return Ingress(
         settings,
         clock,
-        requests=requests,
+        requests={region: producers[other] for region, other in buses.items()},
         leader=leader,
+        abroad=abroad,
         views=Views(bus, reply.region, weights, router, dead, clock),
         router=router,
         replies=lambda relay: Replies(reader, reply, relay.frames, dead, metrics),

@@ -64,7 +64,7 @@ class Network:
     forbidden: frozenset[tuple[str, str]] = frozenset()
     """(from, to)"""
     rollout: Mapping[str, float] = field(default_factory=dict)
-    """by version, the share of all traffic that it may get"""
+    """by version, the share of all traffic that it gets; one that isn't named gets none. Empty: none is limited"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,7 +111,7 @@ def plan(
         groups[view.signal.fleet.region, view.signal.fleet.pool, view.signal.fleet.version].append(n)
     demand = {region: max(traffic.demand.get(region, 0.0), LEAST_DEMAND) for region in regions}
     solution = solve(_problem(groups, latency, demand, traffic.mix, network, before or {}))
-    chosen = _Chosen(ready, latency, groups, solution, network.forbidden, sum(demand.values()), patience_ms)
+    chosen = _Chosen(ready, latency, groups, solution, network, sum(demand.values()), patience_ms)
     return {region: chosen.plan(region, demand[region], traffic) for region in regions}
 
 
@@ -145,10 +145,16 @@ def _problem(
         ),
         trips_ms=network.trips_ms,
         forbidden=network.forbidden,
-        ceilings=network.rollout,
+        ceilings=_ceilings(network.rollout, {version for _, _, version in places}),
         before=shares,
         move_ms=MOVED * max(curve.scale_ms for curve in latency) / max(mix.answer_tokens, 1.0),
     )
+
+
+def _ceilings(rollout: Mapping[str, float], versions: Iterable[str]) -> Mapping[str, float]:
+    """What versions may get at most, where that isn't all."""
+    shares = {version: rollout.get(version, 0.0) for version in sorted(versions)} if rollout else {}
+    return {version: share for version, share in shares.items() if share < 1}
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +165,7 @@ class _Chosen:
     latency: Sequence[Curve]
     groups: Mapping[Place, list[int]]
     solution: Solution
-    forbidden: frozenset[tuple[str, str]]
+    network: Network
     demand: float
     """requests a second, of all regions"""
     patience_ms: float
@@ -208,7 +214,7 @@ class _Chosen:
         return refused(queues, self.demand, self.patience_ms)
 
     def _open_to(self, region: str) -> list[Place]:
-        return [place for place in self.groups if (region, place[0]) not in self.forbidden]
+        return [place for place in self.groups if (region, place[0]) not in self.network.forbidden]
 
     def _routes(self, shares: Mapping[Place, float]) -> Iterable[Route]:
         for place, parts in zip(self.groups, self.solution.shares, strict=True):
@@ -230,7 +236,11 @@ class _Chosen:
     def _why(self, fallback: float, part: float, beyond: float) -> str:
         if part > 0:
             return f"requests wait for longer than they may: {part:.0%} is refused"
-        if beyond > 1e-6:
+        there = {version for _, _, version in self.groups}
+        for version, share in sorted(self.network.rollout.items()):
+            if share > 0 and version not in there:
+                return f"version {version} gets {share:.0%} of the traffic, and no engine of it is ready"
+        if beyond > 1e-3:
             return f"{beyond:.0%} more is asked than engines are expected to do; nothing waits for too long yet"
         if not any(place[1] == "gpu" for place in self.groups):
             return "the CPU pool serves: no GPU engine is ready"

@@ -75,6 +75,8 @@ class Query:
     prefix_chain: tuple[int, ...] = ()
     residency: str | None = None
     """the region it must not leave"""
+    home: str | None = None
+    """the region that it came to: it stays there while nothing is known of any engine"""
     features: frozenset[str] = frozenset()
     waited_ms: float = 0.0
     """since it came in"""
@@ -149,7 +151,7 @@ class Policy:
             plan = self._make_plan(query.candidates, dict.fromkeys(self._spoken(query.candidates), 1.0))
             if (able := self._able(query, plan, exclude)) is not None:
                 return self._least(query, plan, able, 1.0, draw, now_ms, "backup")
-        return Choice(*_hashed(query.candidates, exclude, draw), "hashed")
+        return Choice(*_hashed(_near(query, exclude), exclude, draw), "hashed")
 
     def _able(self, query: Query, plan: Plan, exclude: frozenset[Shard]) -> Mask | None:
         """Which of the plan's candidates may be chosen; None if none may."""
@@ -317,6 +319,12 @@ def _excess(lately: Floats, weights: Floats) -> Floats | float:
         return 0.0
     price: Floats = EXCESS_PRICE * np.maximum(over, 0.0) / (due + 1)
     return price
+
+
+def _near(query: Query, exclude: frozenset[Shard]) -> Sequence[Candidate]:
+    """The candidates at home, if one is left there; or else all."""
+    home = [candidate for candidate in query.candidates if candidate.fleet.region == query.home]
+    return query.candidates if exclude.issuperset(home) else home
 
 
 def _hashed(candidates: Sequence[Candidate], exclude: frozenset[Shard], draw: Draw) -> Candidate:

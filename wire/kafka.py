@@ -12,7 +12,7 @@ from wire.kafka_logs import tame
 from wire.kafka_member import KafkaMember
 from wire.kafka_producer import QUEUE_BYTES, KafkaProducer
 from wire.kafka_reader import KafkaReader
-from wire.settings import Cluster
+from wire.settings import Cluster, Settings
 from wire.topics import Acks
 
 GROUP_METADATA_AGE_MS = 5_000
@@ -51,3 +51,16 @@ class KafkaBus:
 
     async def admin(self) -> KafkaAdmin:
         return KafkaAdmin(Link(self._options, "admin"), self._cluster.replication)
+
+
+def buses_of(settings: Settings, clock: Clock) -> dict[str, KafkaBus]:
+    """Each region's bus; regions that are on one cluster share it, so that nothing is sent there twice."""
+    made: list[tuple[Cluster, KafkaBus]] = []
+    buses: dict[str, KafkaBus] = {}
+    for region, cluster in settings.regions.items():
+        bus = next((bus for other, bus in made if other == cluster), None)
+        if bus is None:
+            bus = KafkaBus(cluster, clock)
+            made.append((cluster, bus))
+        buses[region] = bus
+    return buses

@@ -57,7 +57,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """as JSON"""
 
     round_trips_ms: dict[str, float] = {}
-    """between two regions, as JSON: {"eu/us": 90}; what isn't named takes none"""
+    """between two regions, as JSON: {"eu/us": 90}; what isn't named takes 100"""
+    residency: tuple[str, ...] = ()
+    """regions whose requests must not leave them, as JSON: ["eu"]"""
 
     routing_policy: str = "marginal"
     """marginal: least expected loss within the optimizer's weights; earlier: hashing by a feedback loop's weights"""
@@ -152,6 +154,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             raise SettingsError(
                 f"{PREFIX}REGION is {self.region!r}, but {PREFIX}REGIONS has no cluster of that name; add one"
             )
+        for region in self.residency:
+            if region not in self.regions:
+                raise SettingsError(f"{PREFIX}RESIDENCY names {region!r}, but {PREFIX}REGIONS has no such region")
         if self.engine_kind not in ("torch", "simulated"):
             raise SettingsError(f"{PREFIX}ENGINE_KIND is {self.engine_kind!r}; use torch or simulated")
         if self.engine_device not in ("cpu", "cuda", "reference"):
@@ -178,14 +183,25 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
     def between_ms(self) -> dict[tuple[str, str], float]:
         """Round trips between regions, as pairs."""
-        return {(one, other): ms for pair, ms in self.round_trips_ms.items() for one, _, other in [pair.partition("/")]}
+        return {(one, other): ms for one in self.regions for other, ms in self.trips_ms(one).items()}
 
     def trips_ms(self, region: str) -> dict[str, float]:
         """Round trips from a region to each."""
+        named = self.round_trips_ms
         return {
-            other: self.round_trips_ms.get(f"{region}/{other}", self.round_trips_ms.get(f"{other}/{region}", 0.0))
+            other: named.get(f"{region}/{other}", named.get(f"{other}/{region}", FAR_MS if other != region else 0.0))
             for other in self.regions
         }
+
+    def open_to(self, region: str) -> tuple[str, ...]:
+        """The regions where requests of this one may be served, itself first."""
+        return (region, *(other for other in self.regions if other != region and region not in self.residency))
+
+    def forbidden(self) -> frozenset[tuple[str, str]]:
+        """(from, to): where requests may not go."""
+        return frozenset(
+            (one, other) for one in self.regions for other in self.regions if other not in self.open_to(one)
+        )
 
     @property
     def cluster(self) -> Cluster:
@@ -193,6 +209,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         return self.regions[self.region]
 
 
+FAR_MS = 100.0
+"""a round trip that nobody measured: so far that what can stay does"""
 LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 _AT_LEAST_ONE = (
     "slots",

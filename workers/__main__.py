@@ -10,7 +10,7 @@ import sys
 
 from wire.clock import SystemClock
 from wire.errors import MillstreamError, SettingsError
-from wire.kafka import KafkaBus
+from wire.kafka import buses_of
 from wire.settings import Settings
 from workers.worker import Worker, fleet_of
 
@@ -43,7 +43,7 @@ async def _serve(settings: Settings) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopping.set)
-    await Worker(settings, KafkaBus(settings.cluster, clock), clock).run(stopping)
+    await Worker(settings, buses_of(settings, clock), clock).run(stopping)
 
 
 if __name__ == "__main__":

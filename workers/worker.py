@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from wire.bus import Bus, Commit, Member, Partition, Producer, Record
 from wire.clock import Clock
@@ -20,6 +20,7 @@ from wire.errors import BusError, DecodeError
 from wire.fleet import Fleet, slug_of
 from wire.follow import Tail, dead_letters
 from wire.ids import incarnation
+from wire.lossy import LossySender
 from wire.messages import EngineSignal, EngineState, Frames, Inbound, Ref, Refusal, Request, Signal
 from wire.settings import Settings
 from wire.topics import SIGNALS, FleetTopics, replies
@@ -30,7 +31,6 @@ from workers.engine.make import config_of, make_vocabulary
 from workers.engine.protocol import Key
 from workers.errors import StartFailed
 from workers.gate import Gate
-from workers.lossy import LossySender
 from workers.meters import Meters
 from workers.owner import Owner, Surroundings
 from workers.prefixes import PrefixReport
@@ -51,8 +51,10 @@ UNSTABLE_DEATHS = 5
 class Worker:
     """One engine and the shards it owns."""
 
-    def __init__(self, settings: Settings, bus: Bus, clock: Clock) -> None:
-        self._settings, self._bus, self._clock = settings, bus, clock
+    def __init__(self, settings: Settings, buses: Mapping[str, Bus], clock: Clock) -> None:
+        """`buses`: by region; regions of one cluster have the same one."""
+        self._settings, self._buses, self._clock = settings, buses, clock
+        self._bus = buses[settings.region]
         self._config = config_of(settings)
         self._host = EngineHost(self._config)
         self._gate = Gate(self._host)
@@ -85,8 +87,8 @@ class Worker:
                     ("tick", self._tick),
                     ("commit", self._commit_regularly),
                     ("usage", self._usage.run),
-                    ("replies", self._replies.run),
-                    ("signals out", self._signals.run),
+                    *((f"replies to {region}", sender.run) for region, sender in self._replies.items()),
+                    *(("signals out", sender.run) for sender in self._signals),
                 )
             ]
             try:
@@ -104,17 +106,23 @@ class Worker:
         _log.info("%s: engine %s is loading %s", self._fleet.name, name, settings.model)
         self._journal = await self._producer(f"{name}-journal")
         self._usage = UsageSender(await self._producer(f"{name}-usage"))
-        self._replies = LossySender(await self._producer(f"{name}-replies", leader=True))
-        signals = await self._producer(f"{name}-signals", leader=True)
-        self._signals = LossySender(signals)
-        self._dead = dead = dead_letters(signals, name, self._clock)
+        self._replies = {
+            region: LossySender(await self._producer(f"{name}-replies", bus, leader=True))
+            for region, bus in self._buses.items()
+        }
+        signals = {
+            bus: await self._producer(f"{name}-signals", bus, leader=True)
+            for bus in dict.fromkeys(self._buses.values())
+        }
+        self._signals = [LossySender(producer) for producer in signals.values()]
+        self._dead = dead = dead_letters(signals[self._bus], name, self._clock)
         tail = Tail[Signal](self._bus, SIGNALS, Signal, lambda signal, _: self._presence.hear(signal), dead=dead)
         await tail.start()
         self._stack.push_async_callback(tail.stop)
         self._vocabulary = await asyncio.to_thread(make_vocabulary, self._config)
 
-    async def _producer(self, client_id: str, *, leader: bool = False) -> Producer:
-        producer = await self._bus.producer(acks="leader" if leader else "all", client_id=client_id)
+    async def _producer(self, client_id: str, bus: Bus | None = None, *, leader: bool = False) -> Producer:
+        producer = await (bus or self._bus).producer(acks="leader" if leader else "all", client_id=client_id)
         self._stack.push_async_callback(producer.stop)
         return producer
 
@@ -232,7 +240,8 @@ class Worker:
         return await asyncio.to_thread(prepare, request, self._vocabulary, context, slots)
 
     def _reply(self, region: str, frames: Frames) -> None:
-        self._replies.put(replies(region), encode(frames), partition=frames.slot)
+        if (sender := self._replies.get(region)) is not None:
+            sender.put(replies(region), encode(frames), partition=frames.slot)
 
     def _send_usage(self, effect: SendUsage, sent: Callable[[Term, Ref], None]) -> None:
         self._usage.put(effect, sent)
@@ -336,7 +345,8 @@ class Worker:
     async def _send_signals(self) -> None:
         while True:
             signal = self._prefixes.signal(self._meters.signal(self._signal()))
-            self._signals.put(SIGNALS, encode(signal), key=self._settings.model.encode())
+            for sender in self._signals:
+                sender.put(SIGNALS, encode(signal), key=self._settings.model.encode())
             await asyncio.sleep(SIGNAL_EVERY_S)
 
     def _signal(self) -> EngineSignal:

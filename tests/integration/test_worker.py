@@ -251,7 +251,7 @@ class Floor:
         await self.desk.open()
 
     async def hire(self, engine: str = "engine-0", **changes: object) -> Running:
-        worker = Worker(settings_for(engine, **changes), MemoryBus(self.log), SystemClock())
+        worker = Worker(settings_for(engine, **changes), {"local": MemoryBus(self.log)}, SystemClock())
         stopping = asyncio.Event()
         running = Running(worker, asyncio.create_task(worker.run(stopping)), stopping)
         self.running.append(running)

@@ -13,7 +13,7 @@ from aggregator.windows import SILENT_MS, WINDOW_MS, Windows
 from routing import policy, sketch
 from routing.earlier import Feedback
 from routing.errors import BadSketch
-from wire.messages import DemandSignal, EngineSignal, Signal, Sketch, Snapshot
+from wire.messages import DemandSignal, EngineSignal, Model, ModelVersion, Signal, Sketch, Snapshot
 
 
 class World:
@@ -253,3 +253,22 @@ def test_the_earlier_designs_feedback_sets_the_weights_where_it_is_asked_to() ->
     weights = {route.engine: route.weight for route in made.routes}
     assert weights["gpu-1"] > 0.6
     assert sum(weights.values()) == pytest.approx(1)
+
+
+def test_the_catalogue_says_how_far_a_version_is_rolled_out(world: World) -> None:
+    def version(name: str, share: float) -> ModelVersion:
+        return ModelVersion(version=name, numerics="sim", pools=("gpu",), regions=("local",), share=share)
+
+    model = Model(
+        name=MODEL,
+        slug="m",
+        owned_by="o",
+        created_ms=0,
+        context_tokens=1,
+        versions=(version(signal().fleet.version, 3.0), version("next", 1.0)),
+    )
+    world.windows.rolled_out(MODEL, model)
+    world.go_on(signal(), for_ms=2_000)
+    assert world.snapshot().why == "version next gets 25% of the traffic, and no engine of it is ready"
+    world.windows.rolled_out(MODEL, None)
+    assert world.snapshot().why == "the GPU engines serve"

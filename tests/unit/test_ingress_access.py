@@ -155,12 +155,14 @@ def test_versions_get_their_share_and_a_request_always_the_same() -> None:
     assert [version_of(rolled, i) for i in ids] == [version_of(rolled, i) for i in ids]
 
 
-def test_requests_stay_in_their_region_where_the_version_is_there() -> None:
+def test_requests_may_go_where_the_version_is_and_they_may_leave_for() -> None:
     served = model(versions=versions(1.0))
     version = served.versions[0]
-    assert {t.fleet.region for t in targets(served, version, "eu")} == {"eu"}
-    assert len(targets(served, version, "eu")) == 2 * 2, "pools × shards"
-    assert {t.fleet.region for t in targets(served, version, "asia")} == {"eu", "us"}
+    assert {t.fleet.region for t in targets(served, version, ("eu",))} == {"eu"}
+    assert len(targets(served, version, ("eu",))) == 2 * 2, "pools × shards"
+    assert [t.fleet.region for t in targets(served, version, ("asia", "us", "eu"))] == ["us"] * 4 + ["eu"] * 4
+    with pytest.raises(ApiError, match="isn't served where this request may go"):
+        targets(served, version, ("asia",))
 
 
 def test_a_key_sees_only_the_models_it_may_use() -> None:

@@ -320,5 +320,5 @@ def test_a_catalogue_mistake_is_not_the_clients() -> None:
     version = ModelVersion(version="1", numerics="sim", pools=("cpu",), regions=("local",))
     wrong = Model(name="m", slug="Not A Slug", owned_by="o", created_ms=0, context_tokens=1, versions=(version,))
     with pytest.raises(ApiError) as caught:
-        targets(wrong, version, "local")
+        targets(wrong, version, ("local",))
     assert caught.value.status == 503

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -228,3 +229,46 @@ def test_weights_are_finite_not_negative_and_sum_to_one(engines: list[EngineView
     assert on_cpu == pytest.approx(made.fallback)
     assert all(0 <= share <= 1 for share in made.shed.values())
     assert made.why
+
+
+# ---------------------------------------------------------------- versions
+
+
+def rolled(*versions: str) -> list[EngineView]:
+    """An engine of each version, all alike."""
+    made = []
+    for n, version in enumerate(versions):
+        heard = signal(n, at_ms=NOW_MS)
+        made.append(EngineView(signal=replace_version(heard, version), profile=rated(3_000)))
+    return made
+
+
+def replace_version(heard: EngineSignal, version: str) -> EngineSignal:
+    return msgspec.structs.replace(heard, fleet=msgspec.structs.replace(heard.fleet, version=version))
+
+
+def shares(made: Plan) -> dict[str, float]:
+    """By version."""
+    out: dict[str, float] = {}
+    for route in made.routes:
+        out[route.fleet.version] = out.get(route.fleet.version, 0.0) + route.weight
+    return out
+
+
+@pytest.mark.parametrize("demand", [0.0, 2.0, 4.0])
+def test_versions_get_what_their_rollout_allows(demand: float) -> None:
+    network, traffic = Network(rollout={"1": 0.9, "2": 0.1}), Traffic(demand={"local": demand})
+    made = plan(rolled("1", "2"), traffic=traffic, network=network)["local"]
+    assert shares(made) == pytest.approx({"1": 0.9, "2": 0.1}, abs=1e-3)
+    assert made.why == "the GPU engines serve"
+
+
+def test_a_version_that_the_catalogue_lacks_gets_nothing() -> None:
+    made = plan(rolled("1", "old"), network=Network(rollout={"1": 1.0}))["local"]
+    assert shares(made)["1"] == pytest.approx(1.0)
+
+
+def test_a_version_without_an_engine_is_named() -> None:
+    made = plan(rolled("1"), network=Network(rollout={"1": 0.75, "2": 0.25}))["local"]
+    assert made.why == "version 2 gets 25% of the traffic, and no engine of it is ready"
+    assert shares(made) == {"1": 1.0}

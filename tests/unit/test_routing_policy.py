@@ -43,6 +43,15 @@ def test_without_a_snapshot_it_is_murmur3_modulo_n() -> None:
         assert (choice.shard, choice.reason) == (expected, "hashed")
 
 
+def test_without_a_snapshot_a_request_stays_in_its_region() -> None:
+    home, away = candidates(3), candidates(3, region="away")
+    chosen = {Ingress().pick(n, (*away, *home), home="local") for n in range(30)}
+    assert {choice.fleet.region for choice in chosen if choice is not None} == {"local"}
+    backup = Ingress().pick(1, (*away, *home), exclude=frozenset(home), home="local")
+    assert backup is not None
+    assert backup.fleet.region == "away"
+
+
 def test_the_order_of_the_candidates_does_not_matter() -> None:
     places, ingress = candidates(7), Ingress()
     assert [ingress.pick(n, places) for n in range(50)] == [ingress.pick(n, places[::-1]) for n in range(50)]

@@ -52,6 +52,8 @@ def test_each_kind_of_value_is_read() -> None:
         ({"CLICKHOUSE": '{"port": "x"}'}, "it must be JSON"),
         ({"REGIONS": '{"local": {"bootstrap": "a", "bootstarp": "b"}}'}, "it must be JSON"),
         ({"REGION": "mars"}, "MILLSTREAM_REGION is 'mars', but MILLSTREAM_REGIONS has no cluster"),
+        ({"RESIDENCY": '["mars"]'}, "MILLSTREAM_RESIDENCY names 'mars', but MILLSTREAM_REGIONS has no such region"),
+        ({"RESIDENCY": "mars"}, "it must be JSON"),
         ({"ENGINE_KIND": "steam"}, "use torch or simulated"),
         ({"ENGINE_DEVICE": "tpu"}, "use cpu, cuda or reference"),
         ({"POOL": "tpu"}, "use gpu or cpu"),
@@ -79,3 +81,17 @@ def test_a_bad_value_stops_the_start_with_a_sentence(variables: dict[str, str], 
 def test_what_can_not_work_is_named(name: str, text: str) -> None:
     with pytest.raises(SettingsError, match=f"^MILLSTREAM_{name} is "):
         read(**{name: text})
+
+
+def test_where_requests_may_go_and_how_far_that_is() -> None:
+    settings = read(
+        REGION="eu",
+        REGIONS='{"eu": {"bootstrap": "a:1"}, "us": {"bootstrap": "b:1"}, "asia": {"bootstrap": "c:1"}}',
+        ROUND_TRIPS_MS='{"eu/us": 90}',
+        RESIDENCY='["eu"]',
+    )
+    assert settings.open_to("eu") == ("eu",)
+    assert settings.open_to("us") == ("us", "eu", "asia")
+    assert settings.forbidden() == {("eu", "us"), ("eu", "asia")}
+    assert settings.trips_ms("us") == {"eu": 90, "us": 0, "asia": 100}
+    assert settings.between_ms()["asia", "eu"] == 100
