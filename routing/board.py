@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -64,6 +65,17 @@ NOWHERE: Mapping[str, float] = {}
 ) = range(22)
 
 
+class Columns(NamedTuple):
+    """What choices are made from, in C order; rows that nobody has yet are zeros."""
+
+    numbers: Floats
+    """[columns, rows]"""
+    slacks: Floats
+    """[rows, STANDINS]"""
+    weights: Floats
+    """[rows, STANDINS + 1]"""
+
+
 class Board:
     """Engines of one model. `now_ms` is wall time throughout, as in signals."""
 
@@ -92,9 +104,8 @@ class Board:
         """by engine"""
         self._open: dict[Name, tuple[int, str | None, int]] = {}
         """unended attempts of this ingress: row, the incarnation that it was sent to, and the prompt's tokens"""
-        self._numbers: Floats = np.zeros((_COLUMNS, 8))
-        self._slacks: Floats = np.zeros((8, STANDINS))
-        self._weights: Floats = np.zeros((8, STANDINS + 1))
+        self.columns = Columns(np.zeros((_COLUMNS, 8)), np.zeros((8, STANDINS)), np.zeros((8, STANDINS + 1)))
+        """replaced when there is no room for one more row"""
         self._said_ms: Floats = np.full(8, -np.inf)
         """when the engine's latest signal was measured; ∞ if that said that it isn't ready"""
         self._unheard = 0
@@ -120,7 +131,7 @@ class Board:
         self._unheard -= self._said_ms[place] == -np.inf
         self._said_ms[place] = signal.at_ms if signal.state == "ready" else np.inf
         row.restart(signal, self._travel_ms)
-        self._slacks[place, : len(row.slacks_ms)] = row.slacks_ms
+        self.columns.slacks[place, : len(row.slacks_ms)] = row.slacks_ms
         self._write(place)
 
     def sent(self, name: Name, shard: Shard, prompt_tokens: int, chain: Sequence[int], now_ms: float) -> None:
@@ -190,28 +201,37 @@ class Board:
 
     def lately(self, rows: Rows, now_ms: float) -> Floats:
         """Requests sent to each engine lately: an old one counts less, by e every MEMORY_MS."""
-        sent: Floats = self._numbers[_SENT, rows] * math.exp((self._sent_ms - now_ms) / MEMORY_MS)
+        sent: Floats = self.columns.numbers[_SENT, rows] * self.sent_scale(now_ms)
         return sent
+
+    def sent_scale(self, now_ms: float) -> float:
+        """What a count of sends has to be multiplied by, to be one of now."""
+        return math.exp((self._sent_ms - now_ms) / MEMORY_MS)
+
+    @property
+    def far(self) -> bool:
+        """Whether any engine may be in another region."""
+        return bool(self._trips_ms)
 
     def risk(self, rows: Rows, now_ms: float) -> Floats:
         """The chance that an attempt fails at each engine, by how this ingress's last ones there ended: 1 − 2^−penalty.
 
         What is left of a penalty is `routing.penalties.penalty_at`.
         """
-        age_ms = np.maximum(now_ms - self._numbers[_PENALTY_AT, rows], 0.0)
-        risk: Floats = 1 - np.exp2(-self._numbers[_PENALTY, rows] * np.exp2(-age_ms / HALF_LIFE_MS))
+        age_ms = np.maximum(now_ms - self.columns.numbers[_PENALTY_AT, rows], 0.0)
+        risk: Floats = 1 - np.exp2(-self.columns.numbers[_PENALTY, rows] * np.exp2(-age_ms / HALF_LIFE_MS))
         return risk
 
     def takes(self, rows: Rows, tokens: float) -> Mask:
         """Which engines take so many tokens of prompt and answer together; where that isn't known, it is enough."""
-        takes: Mask = self._numbers[_ROOM, rows] >= tokens
+        takes: Mask = self.columns.numbers[_ROOM, rows] >= tokens
         return takes
 
     def trips_ms(self, rows: Rows) -> Floats | float:
         """Round trip to each engine's region."""
         if not self._trips_ms:
             return 0.0
-        trips: Floats = self._numbers[_TRIP, rows]
+        trips: Floats = self.columns.numbers[_TRIP, rows]
         return trips
 
     def speaks(self, rows: Rows) -> Mask:
@@ -260,15 +280,15 @@ class Board:
     def crowd(self, places: NDArray[np.intp], backlog_ms: Floats, gained_ms: Floats, rested_ms: Floats) -> Crowd:
         """Those that are at engines now; the times are of their `state`."""
         behind_ms = np.empty((len(places), STANDINS + 1))
-        behind_ms[:, :STANDINS] = (backlog_ms - gained_ms)[:, None] - self._slacks[places]
+        behind_ms[:, :STANDINS] = (backlog_ms - gained_ms)[:, None] - self.columns.slacks[places]
         behind_ms[:, STANDINS] = WAITING_STALL * backlog_ms - rested_ms
-        return Crowd(behind_ms, self._weights[places])
+        return Crowd(behind_ms, self.columns.weights[places])
 
     # ------------------------------------------------------------ rows
 
     def _seen(self, rows: Rows) -> Floats:
         """The rows' numbers; for engines that never spoke the mean of those that did."""
-        numbers: Floats = self._numbers[:, rows]
+        numbers: Floats = self.columns.numbers[:, rows]
         if not self._unheard:
             return numbers
         heard = self.speaks(rows)
@@ -281,16 +301,16 @@ class Board:
         cached = min(self.chains.match(place, chain) * self.block_tokens, prompt_tokens - 1)
         self.chains.hope(place, chain, now_ms)
         if now_ms - self._sent_ms > REBASE * MEMORY_MS:
-            self._numbers[_SENT] *= math.exp((self._sent_ms - now_ms) / MEMORY_MS)
+            self.columns.numbers[_SENT] *= math.exp((self._sent_ms - now_ms) / MEMORY_MS)
             self._sent_ms = now_ms
-        self._numbers[_SENT, place] += math.exp((now_ms - self._sent_ms) / MEMORY_MS)
+        self.columns.numbers[_SENT, place] += math.exp((now_ms - self._sent_ms) / MEMORY_MS)
         self._rows[place].expect(Send(name, now_ms, prompt_tokens - cached, prompt_tokens), self._travel_ms)
         self._write(place)
 
     def _write(self, place: int) -> None:
         row = self._rows[place]
-        self._numbers[:_TRIP, place] = row.numbers()
-        self._weights[place] = row.weights()
+        self.columns.numbers[:_TRIP, place] = row.numbers()
+        self.columns.weights[place] = row.weights()
 
     def _retire(self, signal: EngineSignal, shard: Shard | None) -> None:
         """An engine has another primary now, or none: its former row is nobody's, unless another engine took it."""
@@ -307,9 +327,12 @@ class Board:
         """Room for the newest row."""
         self._unheard += 1
         if place >= len(self._said_ms):
-            self._numbers = np.concatenate((self._numbers, np.zeros_like(self._numbers)), axis=1)
-            self._slacks = np.concatenate((self._slacks, np.zeros_like(self._slacks)))
-            self._weights = np.concatenate((self._weights, np.zeros_like(self._weights)))
+            numbers, slacks, weights = self.columns
+            self.columns = Columns(
+                np.concatenate((numbers, np.zeros_like(numbers)), axis=1),
+                np.concatenate((slacks, np.zeros_like(slacks))),
+                np.concatenate((weights, np.zeros_like(weights))),
+            )
             self._said_ms = np.concatenate((self._said_ms, np.full_like(self._said_ms, -np.inf)))
-        self._numbers[_TRIP, place] = self._trips_ms.get(self._rows[place].shard.fleet.region, 0.0)
+        self.columns.numbers[_TRIP, place] = self._trips_ms.get(self._rows[place].shard.fleet.region, 0.0)
         self._write(place)

@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 from routing.board import Board, Candidate, Mask, Rows, Shard
 from routing.errors import BadSnapshot
 from routing.loss import CALM, Floats, State, own_loss, prefill_ms, rise
+from routing.scales import CLEARLY, EXCESS_PRICE, NOISE, TIE, TRIED, Scales, Weighed
 from wire.fleet import Fleet
 from wire.messages import Snapshot
 
@@ -37,18 +38,6 @@ STALE_MS = 30_000
 SILENT_MS = 1_500
 """An engine that is heard this much less recently than another is taken to be gone: it missed two of its signals"""
 
-CLEARLY = 1.25
-"""How many times its share of the recent requests an engine may get for nothing: one that holds the right prefixes, or
-the short prompts of a burst, may well get more than others"""
-NOISE = 2.0
-"""And so many standard errors of a random count"""
-EXCESS_PRICE = 1.0
-"""Requests lost that each further share costs: twice what the snapshot allows is as bad as losing this request"""
-TIE = 1e-3
-"""Losses that differ by less are equal: a thousandth of a request is below what the estimates mean"""
-TRIED = 16
-"""Engines at which it is weighed what others would lose. An engine with the least sum is rarely far behind in what the
-request itself would lose; it would be among the other 48 of 64 in fewer than one choice of a hundred"""
 MOST = 1e300
 """Any loss is less"""
 PLANS = 1_024
@@ -116,14 +105,18 @@ class Plan:
     """which region and pool, numbered"""
     alive: Mask
     """by the signals so far: `Board.living`"""
+    known: bool
+    """whether the engine of every one has been heard"""
     signals: int
 
 
 class Policy:
     """Chooses for one model, from its board and the latest snapshot that was followed."""
 
-    def __init__(self, board: Board) -> None:
+    def __init__(self, board: Board, *, native: bool = True) -> None:
+        """`native`: weigh in C++ where that can be had; the choices are the same."""
         self.board = board
+        self._scales = Scales.made(board) if native else None
         self._followed: Snapshot | None = None
         self._snapshot: Snapshot | None = None
         """the followed one, if it is sound"""
@@ -160,6 +153,7 @@ class Policy:
             return None
         if plan.signals != board.signals:
             plan.alive, plan.signals = board.living(rows, SILENT_MS), board.signals
+            plan.known = bool(board.speaks(rows).all())
         able: Mask = plan.alive & board.takes(rows, query.prompt_tokens + query.answer_tokens)
         if query.residency is not None:
             able &= np.array([candidate.fleet.region == query.residency for candidate in plan.candidates])
@@ -173,10 +167,23 @@ class Policy:
         self, query: Query, plan: Plan, able: Mask, relax: float, draw: Draw, now_ms: float, reason: Reason | None
     ) -> Choice:
         """The least loss; of equal ones, a draw by weight."""
+        weights = _faded(plan.weights, relax) if relax else plan.weights
+        weigh = self._scales.weighed if self._scales is not None and plan.known else self._weighed
+        found = weigh(query, plan, able, weights, relax, now_ms)
+        tied = found.tied
+        best = tied[0] if len(tied) == 1 else tied[draw.pick([weights.item(n) for n in tied], 1)]
+        blocks = found.blocks[best]
+        cached = query.prompt_tokens - int(max(query.prompt_tokens - blocks * self.board.block_tokens, 1))
+        if reason is None:
+            reason = "weight" if len(tied) > 1 else "affinity" if 0 < blocks == found.most_blocks else "loss"
+        fleet, shard = plan.candidates[best]
+        return Choice(fleet, shard, reason, found.loss, cached, found.waits_ms.item(best), found.busy)
+
+    def _weighed(self, query: Query, plan: Plan, able: Mask, weights: Floats, relax: float, now_ms: float) -> Weighed:
+        """By arrays over all of a plan's candidates."""
         board, rows = self.board, plan.rows
         blocks = np.array(board.chains.matches(query.prefix_chain, board.size))[rows]
         new_tokens = np.maximum(query.prompt_tokens - blocks * board.block_tokens, 1.0)
-        weights = _faded(plan.weights, relax) if relax else plan.weights
         state = board.state(rows, now_ms)
         after_ms = state.decode_ms + state.decode_token_ms * query.prompt_tokens
         own, others = self._losses(query, plan, state, new_tokens, after_ms)
@@ -188,15 +195,16 @@ class Policy:
         some = _promising(own)
         loss = own[some] + others(some)
         least = loss.min()
-        tied = some[loss <= least + TIE].tolist()
-        best = tied[0] if len(tied) == 1 else tied[draw.pick([weights.item(n) for n in tied], 1)]
-        cached = query.prompt_tokens - int(new_tokens[best])
-        if reason is None:
-            reason = "weight" if len(tied) > 1 else "affinity" if 0 < blocks[best] == blocks.max() else "loss"
-        fleet, shard = plan.candidates[best]
-        wait_ms = state.wait_ms
-        full = able & ((wait_ms > 0) | (after_ms > CALM * board.targets.tbt_ms))
-        return Choice(fleet, shard, reason, float(least), cached, wait_ms.item(best), float(full.sum() / able.sum()))
+        waits_ms = state.wait_ms
+        full = able & ((waits_ms > 0) | (after_ms > CALM * board.targets.tbt_ms))
+        return Weighed(
+            tied=some[loss <= least + TIE].tolist(),
+            loss=float(least),
+            blocks=blocks.tolist(),
+            most_blocks=int(blocks.max()),
+            waits_ms=waits_ms,
+            busy=float(full.sum() / able.sum()),
+        )
 
     def _losses(
         self, query: Query, plan: Plan, state: State, new_tokens: Floats, after_ms: Floats
@@ -250,6 +258,7 @@ class Policy:
             weights=weights / weights.sum() if candidates else weights,
             groups=np.array([numbers[name] for name in names], dtype=np.intp),
             alive=np.zeros(len(candidates), dtype=bool),
+            known=False,
             signals=-1,
         )
 
