@@ -16,6 +16,10 @@ Infeasible can't be: what no group has room for is refused, and said. The duals 
 
 from __future__ import annotations
 
+import ctypes
+import functools
+import os
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -106,6 +110,22 @@ def solve(problem: Problem) -> Solution:
     return program.solution(curves, loads, float(cost.sum()))
 
 
+@functools.cache
+def _greeted() -> None:
+    """HiGHS greets on standard output once a process, whatever its options; there it would be in somebody's JSON."""
+    libc = ctypes.CDLL(None)
+    sys.stdout.flush()
+    kept = os.dup(1)
+    try:
+        with open(os.devnull, "w") as nowhere:
+            os.dup2(nowhere.fileno(), 1)
+        highspy.Highs()  # type: ignore[no-untyped-call]
+        libc.fflush(None)
+    finally:
+        os.dup2(kept, 1)
+        os.close(kept)
+
+
 class _Program:
     """The linear program. Columns: the flows, what of them moved, the groups' loads and costs, what is refused."""
 
@@ -123,6 +143,7 @@ class _Program:
         self._load = self._moved + (flows if problem.before else 0)
         self._cost = self._load + groups
         self._refused = self._cost + groups
+        _greeted()
         self._highs = highspy.Highs()  # type: ignore[no-untyped-call]
         self._highs.setOptionValue("log_to_console", False)
         self._highs.setOptionValue("output_flag", False)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -146,3 +149,13 @@ def test_all_demand_is_routed_or_refused_within_capacity(
         assert sum(solution.shares[m]) == pytest.approx(1)
         assert all(share >= 0 for share in solution.shares[m])
     assert all(value > 0 and (origin, made[m].region) not in forbidden for (origin, m), value in solution.flows.items())
+
+
+def test_the_solver_says_nothing_on_standard_output() -> None:
+    script = (
+        "from routing.curve import Curve; from routing.optimizer import Group, Problem, solve;"
+        "group = Group(region='a', engines=(Curve(base_ms=1, scale_ms=1, capacity=1),));"
+        "print(len(solve(Problem(demand={'a': 0.5}, groups=(group,))).flows))"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout == "1\n"
