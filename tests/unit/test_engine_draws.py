@@ -18,7 +18,7 @@ from workers.engine.draws import philox, uniform
 from workers.engine.errors import SamplingFailed
 from workers.engine.generation import Generation
 from workers.engine.native.build import kernels
-from workers.engine.native.sampler import NativeSampler, uniform_by
+from workers.engine.native.sampler import NativeSampler
 from workers.engine.plain_sampler import PlainSampler
 from workers.engine.protocol import Restored
 from workers.engine.simulated_vocabulary import SimulatedVocabulary
@@ -95,7 +95,18 @@ def test_any_seed_gives_a_number_below_one_and_always_the_same(seed: int, choice
 def test_the_kernels_draw_the_same_number(seed: int, choice: int, position: int) -> None:
     if (library := kernels()) is None:
         pytest.skip("no C++ compiler or no AVX2 here")
-    assert uniform_by(library)(seed, choice, position) == uniform(seed, choice, position)
+    words = seed & (2**64 - 1), (seed >> 64) & (2**64 - 1)
+    assert library.millstream_uniform(*words, choice, position) == uniform(seed, choice, position)
+
+
+@pytest.mark.parametrize("seed", [0, 5, -1, 2**64 - 1])
+def test_the_kernels_draw_by_seed_choice_and_position(seed: int) -> None:
+    if kernels() is None:
+        pytest.skip("no C++ compiler or no AVX2 here")
+    logits = np.zeros((1, 4096), np.float32)
+    for count in range(20):
+        asked = [(0, generation(tuple(range(count)), seed=seed))]
+        assert native(NO_EOS).draw(logits, asked) == native(NO_EOS, uniform).draw(logits, asked)
 
 
 def test_seed_choice_and_position_all_count() -> None:

@@ -1,6 +1,8 @@
 // From logits to tokens: all rows of a step in one call, each by one thread, from that row and what is asked of it alone.
 #include <omp.h>
 
+#include <bit>
+
 #include "crew.h"
 #include "scores.h"
 
@@ -11,7 +13,8 @@ extern "C" {
 struct Ask {
     const float* row;
     int64_t given;  // the token that is there already and only judged; −1 = draw one
-    double drawn;   // from [0, 1)
+    uint64_t seed_low, seed_high, choice, position;
+    double drawn;  // from [0, 1); less = by seed, choice and position
     double temperature, top_p, min_p;
     int64_t top_k;
     double repetition, presence, frequency;
@@ -23,20 +26,20 @@ struct Ask {
     int64_t bars_ends;
     int64_t mask_bytes;  // 0 = any token may come
     const uint8_t* mask;
-    int64_t shown;       // likeliest tokens whose logprobs are wanted; −1 = not even the drawn one's
-    int64_t token;       // out: −1 = the row has no usable numbers
-    double logprob;      // out
+    int64_t shown;  // likeliest tokens whose logprobs are wanted; −1 = not even the drawn one's
 };
 
 struct Draw {
     int64_t ids, asks;
-    Ask* ask;
+    const Ask* ask;
     int64_t ends;
     const int64_t* end_ids;  // ascending
-    int64_t most_shown;
-    int64_t* shown_ids;      // [asks, most shown], the likeliest first
-    double* shown_logprobs;
     int64_t threads;
+    int64_t most_shown;
+    int64_t* tokens;  // out, as all below: −1 = the row has no usable numbers
+    double* logprobs;
+    int64_t* shown_ids;  // [asks, most shown], the likeliest first
+    double* shown_logprobs;
 };
 }
 
@@ -44,10 +47,27 @@ namespace {
 
 constexpr double COLDEST = 1e-30;  // one over a temperature below this isn't a float; all near it take the likeliest
 
+// As draws.py has it: Philox4x64-10, the upper 53 bits of the first word.
+double uniform(uint64_t low, uint64_t high, uint64_t choice, uint64_t position) {
+    using Wide = unsigned __int128;
+    uint64_t c0 = position, c1 = choice, c2 = 0, c3 = 0;
+    for (int round = 0; round < 10; round++) {
+        const Wide first = (Wide)0xD2E7470EE14C6C93 * c0, second = (Wide)0xCA5A826395121157 * c2;
+        c0 = (uint64_t)(second >> 64) ^ c1 ^ low;
+        c1 = (uint64_t)second;
+        c2 = (uint64_t)(first >> 64) ^ c3 ^ high;
+        c3 = (uint64_t)first;
+        low += 0x9E3779B97F4A7C15;
+        high += 0xBB67AE8584CAA73B;
+    }
+    return (double)(c0 >> 11) / (double)(uint64_t{1} << 53);
+}
+
 struct Space {  // of one thread
     Scores own, adjusted;
     std::vector<Likely> likely;
     std::vector<float> shares, ranked;
+    std::vector<double> buckets;
 };
 
 bool adjusts(const Ask& ask) {
@@ -96,11 +116,20 @@ void keep_largest(Space& space, int64_t count) {
     std::erase_if(space.likely, [least = *last](const Likely& each) { return each.score < least; });
 }
 
-// The last of the fewest of the largest shares that add up to what is wanted.
+// Shares of one bucket differ in their last 17 bits alone. Larger ones have larger buckets.
+int64_t bucket_of(float share) { return std::bit_cast<uint32_t>(share) >> 17; }
+
+// The last of the fewest of the largest shares that add up to what is wanted. No more are sorted than those of a bucket.
 float last_of(Space& space, double wanted) {
-    space.ranked = space.shares;
-    std::sort(space.ranked.begin(), space.ranked.end(), std::greater<float>());
+    space.buckets.assign(bucket_of(1) + 1, 0);
+    for (const float each : space.shares) space.buckets[bucket_of(each)] += each;
+    int64_t bucket = bucket_of(1);
     double reached = 0;
+    for (; bucket > 0 && reached + space.buckets[bucket] < wanted; bucket--) reached += space.buckets[bucket];
+    space.ranked.clear();
+    for (const float each : space.shares)
+        if (bucket_of(each) == bucket) space.ranked.push_back(each);
+    std::sort(space.ranked.begin(), space.ranked.end(), std::greater<float>());
     for (const float each : space.ranked)
         if ((reached += each) >= wanted) return each;
     return space.ranked.empty() ? 0 : space.ranked.back();
@@ -123,7 +152,7 @@ double gather(const Ask& ask, Scores& scores, float factor, Space& space) {
     }
     if (ask.top_p < 1) {
         const double wanted = ask.top_p * scores.total(factor);
-        for (double reach : {4.0, 8.0, 16.0})
+        for (double reach : {5.0, 10.0})
             if (within(reach) >= wanted) return wanted;
         within(INFINITY);
         return wanted;
@@ -133,13 +162,13 @@ double gather(const Ask& ask, Scores& scores, float factor, Space& space) {
 }
 
 // As `fall`, among what top_k, top_p and min_p leave, in that order. Equals of the last that is left stay.
-int64_t pick(const Ask& ask, Scores& scores, float factor, Space& space) {
+int64_t pick(const Ask& ask, Scores& scores, float factor, double drawn, Space& space) {
     const double wanted = gather(ask, scores, factor, space);
     double least = std::clamp(ask.min_p, (double)std::numeric_limits<float>::min(), 1.0);
     if (ask.top_p < 1) least = std::max(least, (double)last_of(space, wanted));
     double kept = 0;
     for (const float each : space.shares) kept += each >= least ? each : 0;
-    const double target = ask.drawn * kept;
+    const double target = drawn * kept;
     int64_t found = scores.likeliest();
     double reached = 0;
     for (size_t at = 0; at < space.likely.size(); at++) {
@@ -150,7 +179,7 @@ int64_t pick(const Ask& ask, Scores& scores, float factor, Space& space) {
     return found;
 }
 
-int64_t drawn(const Draw& draw, const Ask& ask, Space& space) {
+int64_t next(const Draw& draw, const Ask& ask, Space& space) {
     const bool adjusted = adjusts(ask);
     if (adjusted) {
         space.adjusted.follow(space.own);
@@ -161,14 +190,15 @@ int64_t drawn(const Draw& draw, const Ask& ask, Space& space) {
         return scores.highest() == NEVER && draw.ends ? draw.end_ids[0] : -1;
     if (ask.temperature <= 0) return scores.likeliest();
     const auto factor = (float)(1 / std::max(ask.temperature, COLDEST));
-    return limits(ask, scores) ? pick(ask, scores, factor, space) : scores.fall(factor, ask.drawn);
+    const double drawn = ask.drawn < 0 ? uniform(ask.seed_low, ask.seed_high, ask.choice, ask.position) : ask.drawn;
+    return limits(ask, scores) ? pick(ask, scores, factor, drawn, space) : scores.fall(factor, drawn);
 }
 
 // Natural logarithms of probabilities under the model itself: of the token, and of the likeliest, by (−probability, id).
 void show(const Draw& draw, int64_t index, Space& space) {
-    Ask& ask = draw.ask[index];
+    const Ask& ask = draw.ask[index];
     const double whole = space.own.highest() + std::log(space.own.total(1));
-    ask.logprob = space.own.at(ask.token) - whole;
+    draw.logprobs[index] = space.own.at(draw.tokens[index]) - whole;
     const int64_t count = std::min(ask.shown, draw.ids);
     if (count <= 0) return;
     space.own.at_least(space.own.reached_by(count, space.ranked), space.likely);
@@ -184,11 +214,11 @@ void show(const Draw& draw, int64_t index, Space& space) {
 
 void answer(const Draw& draw, int64_t index) {
     thread_local Space space;
-    Ask& ask = draw.ask[index];
-    ask.token = -1;
+    const Ask& ask = draw.ask[index];
+    int64_t& token = draw.tokens[index] = -1;
     if (!ask.row || !space.own.read(ask.row, draw.ids)) return;
-    ask.token = ask.given >= 0 ? ask.given : drawn(draw, ask, space);
-    if (ask.token >= 0 && ask.shown >= 0) show(draw, index, space);
+    token = ask.given >= 0 ? ask.given : next(draw, ask, space);
+    if (token >= 0 && ask.shown >= 0) show(draw, index, space);
 }
 
 }  // namespace
@@ -206,19 +236,7 @@ void millstream_draw(const Draw* draw) {
     delete crew;
 }
 
-// draws.py in a few nanoseconds: Philox4x64-10, the first word's upper 53 bits.
 double millstream_uniform(uint64_t low, uint64_t high, uint64_t choice, uint64_t position) {
-    using Wide = unsigned __int128;
-    uint64_t c0 = position, c1 = choice, c2 = 0, c3 = 0;
-    for (int round = 0; round < 10; round++) {
-        const Wide first = (Wide)0xD2E7470EE14C6C93 * c0, second = (Wide)0xCA5A826395121157 * c2;
-        c0 = (uint64_t)(second >> 64) ^ c1 ^ low;
-        c1 = (uint64_t)second;
-        c2 = (uint64_t)(first >> 64) ^ c3 ^ high;
-        c3 = (uint64_t)first;
-        low += 0x9E3779B97F4A7C15;
-        high += 0xBB67AE8584CAA73B;
-    }
-    return (double)(c0 >> 11) / (double)(uint64_t{1} << 53);
+    return uniform(low, high, choice, position);
 }
 }

@@ -70,6 +70,10 @@ class Ask(ctypes.Structure):
     _fields_ = [
         ("row", _POINTER),
         ("given", _INT),
+        ("seed_low", ctypes.c_uint64),
+        ("seed_high", ctypes.c_uint64),
+        ("choice", ctypes.c_uint64),
+        ("position", ctypes.c_uint64),
         ("drawn", ctypes.c_double),
         ("temperature", ctypes.c_double),
         ("top_p", ctypes.c_double),
@@ -88,8 +92,6 @@ class Ask(ctypes.Structure):
         ("mask_bytes", _INT),
         ("mask", ctypes.c_char_p),
         ("shown", _INT),
-        ("token", _INT),
-        ("logprob", ctypes.c_double),
     ]
 
 
@@ -100,8 +102,10 @@ class Draw(ctypes.Structure):
         ("ask", ctypes.POINTER(Ask)),
         ("ends", _INT),
         ("end_ids", _POINTER),
+        ("threads", _INT),
         ("most_shown", _INT),
+        ("tokens", _POINTER),
+        ("logprobs", _POINTER),
         ("shown_ids", _POINTER),
         ("shown_logprobs", _POINTER),
-        ("threads", _INT),
     ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 from array import array
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -23,10 +24,11 @@ class NativeSampler:
     """A whole row is one thread's: its numbers are the same in any company and on any number of threads."""
 
     def __init__(self, kernels: ctypes.CDLL, eos_ids: frozenset[int], uniform: Uniform | None = None) -> None:
+        """`uniform`: where draws come from; None = the kernels' own, which are `draws.uniform`'s."""
         self._kernels = kernels
         self._eos_ids = eos_ids
         self._ends = array("q", sorted(eos_ids))
-        self._uniform = uniform or uniform_by(kernels)
+        self._uniform = uniform
 
     @property
     def fingerprint(self) -> str:
@@ -42,16 +44,15 @@ class NativeSampler:
                 described[at].row = first + row * row_bytes
             except SamplingFailed as exc:
                 failed[at] = exc
-        shown = self._call(logits.shape[1], described)
-        drawn: list[Drawn | SamplingFailed] = []
-        for at, ask in enumerate(described):
-            token = ask.token
+        answers = self._call(logits.shape[1], described)
+        drawn = list[Drawn | SamplingFailed]()
+        for at, (token, (_, generation)) in enumerate(zip(answers.tokens, asks, strict=True)):
             if token < 0:
                 drawn.append(failed.get(at) or SamplingFailed(UNUSABLE))
-            elif ask.shown < 0 or token in self._eos_ids:
+            elif (count := generation.sequence.logprobs) is None or token in self._eos_ids:
                 drawn.append((token, None))
             else:
-                drawn.append((token, shown.logprob(at, ask)))
+                drawn.append((token, answers.logprob(at, count)))
         return drawn
 
     def score(self, logits: Floats, tokens: Sequence[int], count: int) -> list[Logprob]:
@@ -59,17 +60,19 @@ class NativeSampler:
         first, row_bytes = logits.ctypes.data, logits.strides[0]
         for at, (ask, token) in enumerate(zip(described, tokens, strict=True)):
             ask.row, ask.given, ask.shown = first + at * row_bytes, token, count
-        shown = self._call(logits.shape[1], described)
-        if any(ask.token < 0 for ask in described):
+        answers = self._call(logits.shape[1], described)
+        if any(token < 0 for token in answers.tokens):
             raise SamplingFailed(UNUSABLE)
-        return [shown.logprob(at, ask) for at, ask in enumerate(described)]
+        return [answers.logprob(at, count) for at in range(len(tokens))]
 
     def _describe(self, ask: library.Ask, generation: Generation) -> None:
         """All but the row. SamplingFailed where the grammar can't say what may come."""
         sequence, shifts = generation.sequence, generation.shifts
-        sampling, position = sequence.sampling, len(generation.ids)
+        sampling, choice, position = sequence.sampling, generation.choice, len(generation.ids)
         ask.given = -1
-        ask.drawn = self._uniform(sampling.seed, generation.choice, position) if sampling.temperature > 0 else 0.0
+        ask.seed_low, ask.seed_high = sampling.seed & _WORD, (sampling.seed >> 64) & _WORD
+        ask.choice, ask.position = choice, position
+        ask.drawn = -1.0 if self._uniform is None else self._uniform(sampling.seed, choice, position)
         ask.temperature, ask.top_k = sampling.temperature, sampling.top_k
         ask.top_p, ask.min_p = sampling.top_p, sampling.min_p
         ask.shown = -1 if sequence.logprobs is None else sequence.logprobs
@@ -85,46 +88,37 @@ class NativeSampler:
         if generation.matcher is not None and (mask := generation.matcher.allowed()) is not None:
             ask.mask, ask.mask_bytes = mask, len(mask)
 
-    def _call(self, ids: int, asks: ctypes.Array[library.Ask]) -> _Shown:
-        shown = _Shown(len(asks), min(ids, max((ask.shown for ask in asks), default=0)))
+    def _call(self, ids: int, asks: ctypes.Array[library.Ask]) -> _Answers:
+        count, most = len(asks), min(ids, max((0, *(ask.shown for ask in asks))))
+        tokens, logprobs = np.empty(count, np.int64), np.empty(count)
+        shown_ids, shown_logprobs = np.empty((count, most), np.int64), np.empty((count, most))
         step = library.Draw(
             ids=ids,
-            asks=len(asks),
+            asks=count,
             ask=asks,
             ends=len(self._ends),
             end_ids=self._ends.buffer_info()[0],
-            most_shown=shown.most,
-            shown_ids=shown.ids.ctypes.data,
-            shown_logprobs=shown.logprobs.ctypes.data,
             threads=torch.get_num_threads(),
+            most_shown=most,
+            tokens=tokens.ctypes.data,
+            logprobs=logprobs.ctypes.data,
+            shown_ids=shown_ids.ctypes.data,
+            shown_logprobs=shown_logprobs.ctypes.data,
         )
-        if len(asks):
+        if count:
             self._kernels.millstream_draw(ctypes.byref(step))
-        return shown
+        return _Answers(tokens.tolist(), logprobs.tolist(), shown_ids.tolist(), shown_logprobs.tolist())
 
 
-class _Shown:
-    """The likeliest tokens of each ask, the most likely first."""
+@dataclass(frozen=True, slots=True)
+class _Answers:
+    """To each ask a token (−1: the row has no usable numbers), and what its logprobs are where they are wanted."""
 
-    def __init__(self, asks: int, most: int) -> None:
-        self.most = max(0, most)
-        self.ids = np.empty((asks, self.most), np.int64)
-        self.logprobs = np.empty((asks, self.most), np.float64)
+    tokens: list[int]
+    logprobs: list[float]
+    shown_ids: list[list[int]]
+    shown_logprobs: list[list[float]]
 
-    def logprob(self, at: int, ask: library.Ask) -> Logprob:
-        count = min(ask.shown, self.most)
-        if not count:
-            return Logprob(ask.logprob)
-        top = zip(self.ids[at, :count].tolist(), self.logprobs[at, :count].tolist(), strict=True)
-        return Logprob(ask.logprob, tuple(top))
-
-
-def uniform_by(kernels: ctypes.CDLL) -> Uniform:
-    """`draws.uniform`, the same numbers sooner."""
-    of = kernels.millstream_uniform
-
-    def uniform(seed: int, choice: int, position: int) -> float:
-        drawn: float = of(seed & _WORD, (seed >> 64) & _WORD, choice, position)
-        return drawn
-
-    return uniform
+    def logprob(self, at: int, count: int) -> Logprob:
+        top = zip(self.shown_ids[at][:count], self.shown_logprobs[at][:count], strict=True)
+        return Logprob(self.logprobs[at], tuple(top))

@@ -22,10 +22,10 @@ struct Likely {
     float score;
 };
 
-// score · factor relative to the likeliest's, to a share of the likeliest's share.
+// score · factor relative to `top`, the likeliest's, → a multiple of the likeliest's share: from 0 to 1.
 inline Floats share(Floats score, Floats factor, Floats top) {
     const Floats below = _mm256_sub_ps(_mm256_mul_ps(score, factor), top);
-    return _mm256_and_ps(exponential(below), _mm256_cmp_ps(below, all(LOWEST), _CMP_GT_OQ));
+    return _mm256_and_ps(exponential_within(below), _mm256_cmp_ps(below, all(LOWEST), _CMP_GT_OQ));
 }
 
 // The largest of a block; `odd` collects where one is NaN.
