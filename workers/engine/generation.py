@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from wire.messages import ChoiceEnd, Logprob, Scored
 from workers.engine.protocol import Emission, Restored, Sequence
+from workers.engine.shifts import Shifts
 from workers.engine.text import TextStream
 from workers.engine.vocabulary import Vocabulary
 
@@ -20,6 +21,7 @@ class Generation:
         "matcher",
         "prompt_logprobs",
         "sequence",
+        "shifts",
         "slot",
     )
 
@@ -29,6 +31,9 @@ class Generation:
         self.sequence = sequence
         self.choice = choice
         self.ids = list(restored.ids)
+        self.shifts = Shifts(sequence.sampling, sequence.prompt)
+        for token in self.ids:
+            self.shifts.take(token)
         self.slot = -1
         """where its KV is, once it runs"""
         self.computed = 0
@@ -76,6 +81,7 @@ class Generation:
         if token in self._eos_ids:
             return self._emission(first, (), self._text.finish(), None, self._own_end(), prompt)
         self.ids.append(token)
+        self.shifts.take(token)
         text = self._text.push((token,))
         if self.matcher is not None:
             self.matcher.take(token)

@@ -7,10 +7,10 @@ that row alone, and sums are taken over 256 ids at a time, in one order, and the
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
-Floats = npt.NDArray[np.float32]
+from workers.engine.drawing import Floats
+
 PEAK_IDS = 64
 """ids that one peak stands for"""
 SUM_IDS = 256

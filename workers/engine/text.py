@@ -54,13 +54,24 @@ def _borders(string: str) -> list[int]:
 class TextStream:
     """The text of one choice as it grows."""
 
-    __slots__ = ("_decoder", "_finished", "_held", "_opening", "_stops", "_token_bytes", "calling", "stopped")
+    __slots__ = (
+        "_decoder",
+        "_finished",
+        "_firsts",
+        "_held",
+        "_opening",
+        "_stops",
+        "_token_bytes",
+        "calling",
+        "stopped",
+    )
 
     def __init__(self, token_bytes: TokenBytes, stops: Sequence[str] = (), *, calls: bool = False) -> None:
         """`calls`: the text may hold tool calls."""
         self._token_bytes = token_bytes
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._stops = tuple(_Stop(stop) for stop in stops if stop)
+        self._firsts = frozenset(stop[0] for stop in stops if stop)
         self._opening = _Stop(OPENING) if calls else None
         self._held = ""
         self._finished = False
@@ -106,7 +117,7 @@ class TextStream:
 
     def _cut(self, new: str) -> str:
         """What of some text before the first call is certain, up to a stop string."""
-        if not self._stops or not new:
+        if not self._held and self._firsts.isdisjoint(new):  # nothing begins here: the usual case
             return new
         text = self._held + new
         for end in range(len(self._held), len(text)):

@@ -11,13 +11,14 @@ from typing import Protocol
 
 import msgspec
 
+from workers.engine.drawing import Drawn
 from workers.engine.errors import ModelUnusable, SamplingFailed
 from workers.engine.generation import Generation, joined
 from workers.engine.pace import Pace
 from workers.engine.protocol import Emission, Key, Load, Prefixes, Sequence
 from workers.engine.rates import Rate
 from workers.engine.runner import Logits, load_runner
-from workers.engine.sampler import Drawn, Sampler, score
+from workers.engine.sampler import load_sampler
 from workers.engine.scheduler import Limits, Scheduler, Work
 from workers.engine.speculation import Speculation
 from workers.engine.vocabulary import Vocabulary
@@ -60,7 +61,7 @@ class TorchEngine:
             runner.keep_blocks(limits.prefix_blocks, limits.chunk_tokens)
         self._vocabulary = vocabulary
         self._scheduler = Scheduler(limits, vocabulary)
-        self._sampler = Sampler(vocabulary.eos_ids)
+        self._sampler = load_sampler(vocabulary.eos_ids)
         self._speculation = speculation or Speculation()
         self._guesses = True
         self._prefill, self._decode = Rate(), Rate()
@@ -74,9 +75,8 @@ class TorchEngine:
 
     @property
     def fingerprint(self) -> str:
-        return (
-            f"{self._runner.fingerprint}-{self._scheduler.limits.chunk_tokens}"  # a piece's bits may follow its length
-        )
+        chunk_tokens = self._scheduler.limits.chunk_tokens  # a piece's bits may follow its length
+        return f"{self._runner.fingerprint}-{chunk_tokens}-{self._sampler.fingerprint}"
 
     def guess(self, wanted: bool) -> None:
         """Whether tokens are guessed where that is likely to be faster, as is done unless told otherwise; no answer
@@ -162,7 +162,8 @@ class TorchEngine:
             sequence = item.scored.sequence
             tokens = sequence.prompt[item.start + 1 : item.start + len(item.ids) + 1]
             try:
-                item.scored.score(item.start, score(rows[: len(tokens)], tokens, sequence.prompt_logprobs or 0))
+                count = sequence.prompt_logprobs or 0
+                item.scored.score(item.start, self._sampler.score(rows[: len(tokens)], tokens, count))
             except SamplingFailed as exc:
                 said[item.scored] = self._fail(item.scored, exc)
         return said

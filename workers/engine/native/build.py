@@ -14,7 +14,6 @@ from collections.abc import Mapping
 from pathlib import Path
 
 SOURCES = Path(__file__).parent
-_MAIN = "forward.cpp"
 _FLAGS = ("-O3", "-mavx2", "-mfma", "-mf16c", "-std=c++20", "-ffp-contract=off", "-fopenmp", "-shared", "-fPIC")
 """no -march=native: the same instructions, and so the same numbers, on every machine"""
 _NEEDED = {"avx2", "fma", "f16c"}
@@ -60,7 +59,7 @@ def build(path: Path, environ: Mapping[str, str]) -> bool:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
             made = Path(scratch) / path.name
-            command = (compiler, *_FLAGS, str(SOURCES / _MAIN), "-o", str(made))
+            command = (compiler, *_FLAGS, *map(str, sorted(SOURCES.glob("*.cpp"))), "-o", str(made))
             result = subprocess.run(command, capture_output=True, text=True, check=False)
             if result.returncode == 0:
                 made.replace(path)
@@ -81,6 +80,10 @@ def loaded(path: Path) -> ctypes.CDLL:
     library.millstream_forward.restype = None
     library.millstream_multiply.argtypes = [*(ctypes.c_void_p,) * 2, ctypes.c_int64, ctypes.c_void_p]
     library.millstream_multiply.restype = None
+    library.millstream_draw.argtypes = [ctypes.c_void_p]
+    library.millstream_draw.restype = None
+    library.millstream_uniform.argtypes = [*(ctypes.c_uint64,) * 4]
+    library.millstream_uniform.restype = ctypes.c_double
     return library
 
 

@@ -44,9 +44,8 @@ inline float largest(Floats value) {
     return _mm_cvtss_f32(_mm_max_ss(four, _mm_movehdup_ps(four)));
 }
 
-// e^x within 2 units in the last place: 2^n times a polynomial in the rest (Cephes, expf). x is held to ±87.
-inline Floats exponential(Floats x) {
-    x = _mm256_max_ps(_mm256_min_ps(x, all(87.0f)), all(-87.0f));
+// e^x within 2 units in the last place: 2^n times a polynomial in the rest (Cephes, expf). x is within ±87.
+inline Floats exponential_within(Floats x) {
     const Floats n = _mm256_round_ps(_mm256_mul_ps(x, all(1.44269504088896341f)), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
     x = _mm256_fnmadd_ps(n, all(0.693359375f), x);
     x = _mm256_fnmadd_ps(n, all(-2.12194440e-4f), x);
@@ -59,6 +58,11 @@ inline Floats exponential(Floats x) {
     y = _mm256_add_ps(_mm256_fmadd_ps(y, _mm256_mul_ps(x, x), x), all(1.0f));
     const Whole power = _mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127)), 23);
     return _mm256_mul_ps(y, _mm256_castsi256_ps(power));
+}
+
+// x is held to ±87.
+inline Floats exponential(Floats x) {
+    return exponential_within(_mm256_max_ps(_mm256_min_ps(x, all(87.0f)), all(-87.0f)));
 }
 
 // Calls work.run<R>() with R = rows, from 1 to 6: what the sixteen registers hold of sixteen columns.

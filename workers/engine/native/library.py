@@ -1,4 +1,4 @@
-"""The native kernels, called by ctypes: the structures of forward.cpp, and what holds them."""
+"""The native kernels, called by ctypes: the structures of forward.cpp and draw.cpp, and what holds them."""
 
 from __future__ import annotations
 
@@ -63,4 +63,49 @@ class Step(ctypes.Structure):
         ("drawing", _POINTER),
         ("logits", _POINTER),
         ("threads", _INT),
+    ]
+
+
+class Ask(ctypes.Structure):
+    _fields_ = [
+        ("row", _POINTER),
+        ("given", _INT),
+        ("seed_low", ctypes.c_uint64),
+        ("seed_high", ctypes.c_uint64),
+        ("choice", ctypes.c_uint64),
+        ("position", ctypes.c_uint64),
+        ("drawn", ctypes.c_double),
+        ("temperature", ctypes.c_double),
+        ("top_p", ctypes.c_double),
+        ("min_p", ctypes.c_double),
+        ("top_k", _INT),
+        ("repetition", ctypes.c_double),
+        ("presence", ctypes.c_double),
+        ("frequency", ctypes.c_double),
+        ("seen", _INT),
+        ("seen_ids", _POINTER),
+        ("seen_counts", _POINTER),
+        ("biased", _INT),
+        ("biased_ids", _POINTER),
+        ("biases", _POINTER),
+        ("bars_ends", _INT),
+        ("mask_bytes", _INT),
+        ("mask", ctypes.c_char_p),
+        ("shown", _INT),
+    ]
+
+
+class Draw(ctypes.Structure):
+    _fields_ = [
+        ("ids", _INT),
+        ("asks", _INT),
+        ("ask", ctypes.POINTER(Ask)),
+        ("ends", _INT),
+        ("end_ids", _POINTER),
+        ("threads", _INT),
+        ("most_shown", _INT),
+        ("tokens", _POINTER),
+        ("logprobs", _POINTER),
+        ("shown_ids", _POINTER),
+        ("shown_logprobs", _POINTER),
     ]
