@@ -30,7 +30,7 @@ def legacy_logprobs(
         offsets.append(offset)
         offset += len(one.token)
     return {
-        "tokens": [one.token for one in every],
+        "tokens": [_legacy_token(one) for one in every],
         "token_logprobs": [one and _finite(one.logprob) for one in known],
         "top_logprobs": [one and _legacy_top(one) for one in known],
         "text_offset": offsets,
@@ -38,7 +38,14 @@ def legacy_logprobs(
 
 
 def _legacy_top(one: TokenLogprob) -> dict[str, float]:
-    return {top.token: _finite(top.logprob) for top in one.top} | {one.token: _finite(one.logprob)}
+    return {_legacy_token(each): _finite(each.logprob) for each in (*one.top, one)}
+
+
+def _legacy_token(one: TokenLogprob) -> str:
+    """Its text, or as OpenAI writes what is only a part of a character: `bytes:\\xf0\\x9f`. Keys must differ."""
+    if one.token.encode("utf-8", "surrogatepass") == bytes(one.bytes):
+        return one.token
+    return "bytes:" + "".join(f"\\x{byte:02x}" for byte in one.bytes) if one.bytes else one.token
 
 
 def _top(one: TokenLogprob) -> list[dict[str, Any]]:

@@ -19,6 +19,7 @@ from millstream.table import table
 from millstream.wish import Say
 from wire.fleet import slug_of
 
+_MAGIC = b"GGUF"
 MANIFEST = "millstream.json"
 _FORMAT = 1
 """goes up when what is written changes: older ones must be added again"""
@@ -57,6 +58,8 @@ def add(cache: Path, source: Path, name: str | None, say: Say) -> Added:
     source = source.resolve()
     if not source.exists():
         raise ModelFailed(f"{source} isn't there; give a GGUF file, or a directory with config.json and safetensors")
+    if source.is_file() and not _is_gguf(source):
+        raise ModelFailed(f"{source} is not a GGUF file; give one, or a directory with config.json and safetensors")
     chosen = _checked(name or _name_of(source), given=name is not None)
     wanted = _directory(cache, chosen)
     _insist_new(wanted, chosen)
@@ -72,6 +75,11 @@ def add(cache: Path, source: Path, name: str | None, say: Say) -> Added:
         (made / MANIFEST).write_bytes(msgspec.json.encode(added))
         made.rename(wanted)
     return added
+
+
+def _is_gguf(source: Path) -> bool:
+    with source.open("rb") as file:
+        return file.read(len(_MAGIC)) == _MAGIC
 
 
 def every(cache: Path) -> list[Added]:

@@ -32,8 +32,8 @@ BUSY = 0.1
 prompt that comes in a moment when one of them is idle takes it from others, too. On the Mooncake trace it is 0 as it
 stands, 0.1 at 4 times its speed, 0.27 at 5 times"""
 FULL = 0.2
-"""Of the engines' time, too: below it a loss counts in proportion, since the price of time that nobody else would use is
-none. From 0.15 to 0.2 every measured load keeps its promises; at 0.3 too few are refused at 5 times the trace's speed,
+"""Of the engines' time, too: below it a loss counts in proportion, since time that nobody else would use has no price.
+From 0.15 to 0.2 every measured load keeps its promises; at 0.3 too few are refused at 5 times the trace's speed,
 and without this 230 of 12,000 are where most of them could have been served"""
 LATELY_MS = 10_000.0
 """Over about so long that is averaged. By time and not by requests: of a burst that comes to idle engines all but the

@@ -177,8 +177,13 @@ class Owner:
         running = frozenset(key.ref for key in suspects if (key.shard, key.epoch) == mine)
         self.apply(self.shard.engine_died(running, self._around.clock.now_ms()))
 
-    def stepped(self, emissions: Iterable[Emission], applied: Callable[[], None]) -> None:
+    def stepped(self, emissions: list[Emission], applied: Callable[[], None]) -> None:
         """An engine step's part for this shard; `applied` is called once it is in the journal, or dropped."""
+        errors = {emission.key.ref: emission.error for emission in emissions if emission.error is not None}
+        for attempt in self.shard.open_attempts if errors else ():
+            if attempt.ref in errors:
+                name = attempt.begin.request.request_id
+                _log.error("%s: the engine failed on request %s: %s", self._name, name, errors[attempt.ref])
         self.apply(self.shard.stepped(emissions, self._around.clock.now_ms()))
         self._outbox.put_nowait(applied)
 

@@ -137,8 +137,8 @@ def _too_long(prompt_tokens: str, context_tokens: int, param: str) -> Refusal:
         status=400,
         code="context_length_exceeded",
         message=(
-            f"This model's maximum context length is {context_tokens} tokens, and the {param} take {prompt_tokens}; "
-            f"shorten them to leave room for at least one token."
+            f"This model's maximum context length is {context_tokens} tokens, and '{param}' takes {prompt_tokens}; "
+            f"shorten it to leave room for at least one token."
         ),
         param=param,
     )

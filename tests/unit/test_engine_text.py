@@ -141,3 +141,23 @@ def test_only_a_real_prefix_of_a_call_is_held_back() -> None:
     assert stream.push(spelled("s")) == "<tools"
     assert stream.push(spelled("<tool_call>{x")) == "<tool_call>{x"
     assert stream.finish() == ""
+
+
+@given(
+    ids_of_text(),
+    st.lists(st.text(alphabet="ab\n안🌾", min_size=1, max_size=5), max_size=4),
+    st.data(),
+    st.integers(0, 12),
+)
+def test_no_stop_counts_in_the_text_of_the_first_ids(
+    ids: list[int], stops: list[str], data: st.DataObject, unstopped: int
+) -> None:
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(ids)), max_size=8)))
+    stream = TextStream(token_bytes, stops, unstopped=unstopped)
+    pieces = [stream.push(ids[begin:end]) for begin, end in zip([0, *cuts], [*cuts, len(ids)], strict=True)]
+    pieces.append(stream.finish())
+    free = TextStream(token_bytes).push(ids[:unstopped])
+    whole = b"".join(map(token_bytes, ids)).decode("utf-8", "replace")
+    ends = [(whole.index(stop, len(free)) + len(stop), -len(stop)) for stop in stops if stop in whole[len(free) :]]
+    left = whole if not ends or len(ids) <= unstopped else whole[: sum(min(ends))]
+    assert "".join(pieces) == left

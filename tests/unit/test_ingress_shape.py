@@ -117,6 +117,14 @@ def test_minus_infinity_is_a_number_that_json_has() -> None:
     assert legacy_logprobs([one], 0)["token_logprobs"] == [LOWEST]
 
 
+def test_parts_of_characters_have_names_of_their_own_in_completions() -> None:
+    parts = [TokenLogprob(token="\ufffd", bytes=(byte,), logprob=-float(n)) for n, byte in enumerate((0xF0, 0x9F))]
+    one = TokenLogprob(token="\ufffd", bytes=(0xF0,), logprob=0.0, top=tuple(parts))
+    shown = legacy_logprobs([one, token("\ufffd")], 0)
+    assert shown["tokens"] == ["bytes:\\xf0", "\ufffd"]
+    assert shown["top_logprobs"][0] == {"bytes:\\xf0": 0.0, "bytes:\\x9f": -1.0}
+
+
 def test_bytes_of_half_a_character_are_shown_as_they_are() -> None:
     half = TokenLogprob(token="\ufffd", bytes=(0xF0, 0x9F), logprob=-1.0)
     assert chat_logprobs([half])["content"][0]["bytes"] == [0xF0, 0x9F]

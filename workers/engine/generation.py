@@ -47,7 +47,12 @@ class Generation:
         if self.matcher is not None:
             for token in self.ids:
                 self.matcher.take(token)
-        self._text = TextStream(vocabulary.token_bytes, sequence.stop, calls=grammar is not None and grammar.calls)
+        self._text = TextStream(
+            vocabulary.token_bytes,
+            sequence.stop,
+            calls=grammar is not None and grammar.calls,
+            unstopped=sequence.min_tokens,
+        )
         self._text.push(self.ids)
 
     @property

@@ -103,7 +103,9 @@ class Scheduler:
             check(sequence, self.limits, self._vocabulary.vocab_size)
             generations = open_generations(sequence, self._vocabulary)
         except (SequenceRefused, Uncompilable) as exc:
-            self._settled.append(Emission(sequence.key, 0, 0, (), "", error=str(exc)))
+            # what a grammar is made of is the client's own and stays out of what operators read
+            why = str(exc) if isinstance(exc, SequenceRefused) else "its grammar can't be compiled any more"
+            self._settled.append(Emission(sequence.key, 0, 0, (), "", error=why))
             return
         chain = self._cache.chain(sequence.tenant, sequence.prompt, sequence.links)
         group = Group(sequence, [], chain, counted=bool(sequence.restored))

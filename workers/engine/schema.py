@@ -7,7 +7,7 @@ what can't be compiled: that is left out, as OpenAI's best effort does.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from typing import Any
 
 from workers.engine.errors import GrammarRefused
@@ -37,12 +37,65 @@ def compilable(schema: Mapping[str, Any], param: str, *, strict: bool) -> str:
     if strict and any(node.get("additionalProperties", False) is not False for node in _nodes(schema)):
         raise GrammarRefused("with 'strict', 'additionalProperties' must be false in every object", param)
     plain = {name: value for name, value in schema.items() if name != _OPTIONS}
+    if not _satisfiable(plain):
+        raise GrammarRefused("no value can satisfy it: it requires itself within itself, without end", param)
     if not any(map(_adds_up, _nodes(plain))):
         plain = _narrowed(plain)
     text = json.dumps({**plain, _OPTIONS: {**LAYOUT, "lenient": not strict}}, ensure_ascii=False)
     if len(text) > MAX_BYTES:
         raise GrammarRefused(f"it is longer than {MAX_BYTES} characters", param)
     return text
+
+
+def _satisfiable(schema: Mapping[str, Any]) -> bool:
+    """Whether a finite value may exist: the least set of schemas whose required parts are all in the set."""
+    open_ = {id(node): node for node in _nodes(schema)}
+    while id(schema) in open_:
+        closed = [name for name, node in open_.items() if _finite(node, schema, open_)]
+        if not closed:
+            return False
+        for name in closed:
+            del open_[name]
+    return True
+
+
+def _finite(node: Mapping[str, Any], root: Mapping[str, Any], open_: Container[int]) -> bool:
+    """Whether nothing that a schema can't do without is still open."""
+
+    def fine(part: Any) -> bool:
+        return part is not False and id(part) not in open_
+
+    parts = [node[name] for name in ("allOf",) if isinstance(node.get(name), list)]
+    if not all(fine(part) for part in (each for listed in parts for each in listed)):
+        return False
+    for name in ("anyOf", "oneOf"):
+        if isinstance(node.get(name), list) and node[name] and not any(map(fine, node[name])):
+            return False
+    if "$ref" in node and not fine(_target(node["$ref"], root)):
+        return False
+    kinds = node.get("type") if isinstance(node.get("type"), list) else [node.get("type")]
+    if kinds == ["object"] and isinstance(node.get("properties"), dict) and isinstance(node.get("required"), list):
+        return all(fine(node["properties"].get(name, True)) for name in node["required"] if isinstance(name, str))
+    least = node.get("minItems", 0)
+    if kinds == ["array"] and isinstance(least, int) and least > 0 and not node.get("prefixItems"):
+        return fine(node.get("items", True))
+    return True
+
+
+def _target(reference: Any, root: Mapping[str, Any]) -> Any:
+    """What a reference within the schema points at; True, which allows anything, for any other."""
+    if not isinstance(reference, str) or not (reference == "#" or reference.startswith("#/")):
+        return True
+    found: Any = root
+    for part in reference[2:].split("/") if len(reference) > 2 else ():
+        name = part.replace("~1", "/").replace("~0", "~")
+        if isinstance(found, list) and name.isdecimal() and int(name) < len(found):
+            found = found[int(name)]
+        elif isinstance(found, dict) and name in found:
+            found = found[name]
+        else:
+            return True
+    return found
 
 
 def _adds_up(node: Mapping[str, Any]) -> bool:

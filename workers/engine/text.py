@@ -62,18 +62,23 @@ class TextStream:
         "_opening",
         "_stops",
         "_token_bytes",
+        "_unstopped",
         "calling",
         "stopped",
     )
 
-    def __init__(self, token_bytes: TokenBytes, stops: Sequence[str] = (), *, calls: bool = False) -> None:
-        """`calls`: the text may hold tool calls."""
+    def __init__(
+        self, token_bytes: TokenBytes, stops: Sequence[str] = (), *, calls: bool = False, unstopped: int = 0
+    ) -> None:
+        """`calls`: the text may hold tool calls. `unstopped`: so many ids at first end by no stop string."""
         self._token_bytes = token_bytes
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._stops = tuple(_Stop(stop) for stop in stops if stop)
         self._firsts = frozenset(stop[0] for stop in stops if stop)
         self._opening = _Stop(OPENING) if calls else None
         self._held = ""
+        self._unstopped = unstopped
+        """ids to come in whose text no stop string counts"""
         self._finished = False
         self.calling = False
         """a tool call has begun: there is nothing but calls from here on"""
@@ -84,7 +89,16 @@ class TextStream:
         """Take ids; the text that is certain now and was not before."""
         if self.stopped or self._finished:
             return ""
-        return self._release(self._decoder.decode(b"".join(map(self._token_bytes, ids))))
+        if not self._unstopped:
+            return self._release(self._decoded(ids))
+        ids = tuple(ids)
+        text = self._release(self._decoded(ids[: self._unstopped]))
+        rest = ids[self._unstopped :]
+        self._unstopped = max(0, self._unstopped - len(ids))
+        return text + self._release(self._decoded(rest)) if rest else text
+
+    def _decoded(self, ids: Iterable[int]) -> str:
+        return self._decoder.decode(b"".join(map(self._token_bytes, ids)))
 
     def finish(self) -> str:
         """No more ids come: what was held back. Bytes that never became a character show as U+FFFD."""
@@ -117,6 +131,8 @@ class TextStream:
 
     def _cut(self, new: str) -> str:
         """What of some text before the first call is certain, up to a stop string."""
+        if self._unstopped:
+            return new
         if not self._held and self._firsts.isdisjoint(new):  # nothing begins here: the usual case
             return new
         text = self._held + new
