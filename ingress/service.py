@@ -25,6 +25,7 @@ from ingress.router import Router, Weights
 from ingress.sender import Sender
 from ingress.views import Views
 from routing.earlier import EarlierPolicy
+from routing.native import weigh
 from routing.policy import Policy
 from routing.shed import Gate
 from wire import ids
@@ -172,6 +173,7 @@ class Ingress:
 async def build(settings: Settings, buses: Mapping[str, Bus], clock: Clock) -> Ingress:
     """An ingress on these buses (by region). SettingsError for a bad key secret."""
     hmac_secret(settings.key_secret)
+    await asyncio.to_thread(weigh.function)  # the first time that takes seconds, which no request should wait for
     bus = buses[settings.region]
     reply = ReplyTo(region=settings.region, slot=settings.slot, incarnation=ids.incarnation(clock.now_ms()))
     metrics = Metrics()
