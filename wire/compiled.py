@@ -22,8 +22,8 @@ class Library:
     """Sources, and how they are compiled."""
 
     name: str
-    main: Path
-    """the file to compile; what it includes is beside it"""
+    sources: Path
+    """the directory with the files to compile, and what they include"""
     flags: Sequence[str]
     without: str
     """what happens where it can't be had, for the log"""
@@ -32,7 +32,7 @@ class Library:
     def digest(self) -> str:
         """Six characters that change with the sources and the flags."""
         digest = hashlib.sha256("\0".join(self.flags).encode())
-        for path in sorted(self.main.parent.glob("*.[ch]*")):
+        for path in sorted(self.sources.glob("*.[ch]*")):
             digest.update(path.read_bytes())
         return digest.hexdigest()[:6]
 
@@ -66,7 +66,7 @@ class Library:
             path.parent.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
                 made = Path(scratch) / path.name
-                command = (compiler, *self.flags, str(self.main), "-o", str(made))
+                command = (compiler, *self.flags, *map(str, sorted(self.sources.glob("*.cpp"))), "-o", str(made))
                 result = subprocess.run(command, capture_output=True, text=True, check=False)
                 if result.returncode == 0:
                     made.replace(path)

@@ -19,7 +19,7 @@ Weigh = Callable[[Any], None]
 
 LIBRARY = Library(
     name="routing",
-    main=Path(__file__).parent / "weigh.cpp",
+    sources=Path(__file__).parent,
     flags=("-O3", "-std=c++20", "-ffp-contract=off", "-shared", "-fPIC"),
     without="requests are routed by numpy, at three times the time a choice",
 )

@@ -113,11 +113,11 @@ def test_no_scale_that_was_tried_fits_better(kernels: ctypes.CDLL) -> None:
 @pytest.mark.timeout(600)  # a compiler takes its time on a busy machine
 def test_the_library_is_built_once_and_whole(tmp_path: Path) -> None:
     environ = {"XDG_CACHE_HOME": str(tmp_path), "PATH": "/usr/bin:/bin"}
-    path = build.library_path(environ)
+    path = build.LIBRARY.path(environ)
     assert path.parent == tmp_path / "millstream" / "native"
-    assert build.build(path, environ)
+    assert build.LIBRARY.build(path, environ)
     assert [entry.name for entry in path.parent.iterdir()] == [path.name]
-    assert build.loaded(path).millstream_scratch()
+    assert build.typed(ctypes.CDLL(str(path))).millstream_scratch()
     assert build.possible({"XDG_CACHE_HOME": str(tmp_path), "PATH": ""})
 
 
@@ -125,7 +125,7 @@ def test_without_a_compiler_it_says_what_to_install(tmp_path: Path, caplog: pyte
     environ = {"XDG_CACHE_HOME": str(tmp_path), "PATH": str(tmp_path)}
     assert not build.possible(environ)
     with caplog.at_level(logging.WARNING):
-        assert not build.build(build.library_path(environ), environ)
+        assert not build.LIBRARY.build(build.LIBRARY.path(environ), environ)
     assert "install g++" in caplog.text
 
 
@@ -135,16 +135,16 @@ def test_a_compiler_that_fails_is_quoted(tmp_path: Path, caplog: pytest.LogCaptu
     compiler.chmod(0o755)
     environ = {"XDG_CACHE_HOME": str(tmp_path), "CXX": str(compiler), "PATH": ""}
     with caplog.at_level(logging.WARNING):
-        assert not build.build(build.library_path(environ), environ)
+        assert not build.LIBRARY.build(build.LIBRARY.path(environ), environ)
     assert "no such thing" in caplog.text
-    assert not build.library_path(environ).exists()
+    assert not build.LIBRARY.path(environ).exists()
 
 
 def test_a_cache_that_cannot_be_written_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "file").write_text("")
     environ = {"XDG_CACHE_HOME": str(tmp_path / "file"), "PATH": "/usr/bin:/bin"}
     with caplog.at_level(logging.WARNING):
-        assert not build.build(build.library_path(environ), environ)
+        assert not build.LIBRARY.build(build.LIBRARY.path(environ), environ)
     assert "can't be kept" in caplog.text
 
 

@@ -10,7 +10,7 @@ import torch
 from workers.engine.architecture import Architecture
 from workers.engine.forward import KV_BLOCK, Runner
 from workers.engine.native import library
-from workers.engine.native.build import source_digest
+from workers.engine.native.build import LIBRARY
 from workers.engine.native.pack import BLOCK
 from workers.engine.native.weights import LINEARS, PackedModel
 from workers.engine.rotary import rotations
@@ -57,7 +57,7 @@ class NativeRunner(Runner):
 
     @property
     def fingerprint(self) -> str:
-        return f"{self._model.numerics.name}-{self._model.digest}-{source_digest()}"
+        return f"{self._model.numerics.name}-{self._model.digest}-{LIBRARY.digest}"
 
     def _compute(self, work: Sequence[Work], drawing: Sequence[int]) -> torch.Tensor:
         ids = torch.tensor([token for item in work for token in item.ids])

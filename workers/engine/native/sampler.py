@@ -15,7 +15,7 @@ from workers.engine.drawing import UNUSABLE, Drawn, Floats, Uniform
 from workers.engine.errors import SamplingFailed
 from workers.engine.generation import Generation
 from workers.engine.native import library
-from workers.engine.native.build import source_digest
+from workers.engine.native.build import LIBRARY
 
 _WORD = (1 << 64) - 1
 
@@ -32,7 +32,7 @@ class NativeSampler:
 
     @property
     def fingerprint(self) -> str:
-        return source_digest()
+        return LIBRARY.digest
 
     def draw(self, logits: Floats, asks: Sequence[tuple[int, Generation]]) -> list[Drawn | SamplingFailed]:
         described = (library.Ask * len(asks))()
