@@ -214,6 +214,22 @@ def test_numbers_that_are_none_fail_the_request(make: Make) -> None:
         make(NO_EOS).score(rows, [0, 0, 0], 0)
 
 
+def test_a_bias_past_what_floats_hold_fails_or_draws_but_ends_nothing() -> None:
+    if kernels() is None:
+        pytest.skip("no C++ compiler or no AVX2 here")
+    logits = np.array([[0.0, -math.inf, 1.0, 2.0]], np.float32)
+    for bias in (1e300, -1e300):
+        asked = generation(top_k=3, top_p=0.9, logprobs=4, logit_bias={"0": bias, "1": bias})
+        (drawn,) = native(NO_EOS).draw(logits, [(0, asked)])
+        assert isinstance(drawn, SamplingFailed) == (bias > 0)
+
+
+def test_which_sampler_drew_shows_in_the_fingerprint() -> None:
+    if kernels() is None:
+        pytest.skip("no C++ compiler or no AVX2 here")
+    assert native(NO_EOS).fingerprint != plain(NO_EOS).fingerprint
+
+
 KINDS: tuple[dict[str, object], ...] = (
     {"temperature": 0.0, "logprobs": 3},
     {"logprobs": 0},

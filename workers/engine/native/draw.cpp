@@ -109,6 +109,7 @@ double weigh(Space& space, const Scores& scores, float factor) {
 
 // space.likely without what is smaller than its `count` largest.
 void keep_largest(Space& space, int64_t count) {
+    if ((int64_t)space.likely.size() <= count) return;
     space.ranked.clear();
     for (const Likely& each : space.likely) space.ranked.push_back(each.score);
     const auto last = space.ranked.begin() + count - 1;
