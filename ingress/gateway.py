@@ -68,14 +68,18 @@ class Gateway:
         return self._authenticator.authenticate(headers.get("authorization"))
 
     def models(self, credential: Credential) -> list[Model]:
-        """What this key may use."""
+        """What this key may use. ApiError 503 while the catalogue isn't known yet."""
+        self._check_catalogue()
         return visible(self._models.items.values(), credential)
 
     def model(self, name: str, credential: Credential) -> Model:
         """The model of a name. ApiError 404, or 503 while the catalogue isn't known yet."""
+        self._check_catalogue()
+        return find(self._models.items, name, credential)
+
+    def _check_catalogue(self) -> None:
         if not self._models.caught_up:
             raise unavailable("The catalogue isn't loaded yet; try again.")
-        return find(self._models.items, name, credential)
 
     def check_open(self) -> None:
         """ApiError 503 while no further call can be taken."""

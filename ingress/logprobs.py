@@ -43,9 +43,8 @@ def _legacy_top(one: TokenLogprob) -> dict[str, float]:
 
 def _legacy_token(one: TokenLogprob) -> str:
     """Its text, or as OpenAI writes what is only a part of a character: `bytes:\\xf0\\x9f`. Keys must differ."""
-    if one.token.encode("utf-8", "surrogatepass") == bytes(one.bytes):
-        return one.token
-    return "bytes:" + "".join(f"\\x{byte:02x}" for byte in one.bytes) if one.bytes else one.token
+    whole = "\ufffd" not in one.token or one.token.encode("utf-8", "surrogatepass") == bytes(one.bytes)
+    return one.token if whole else "bytes:" + "".join(f"\\x{byte:02x}" for byte in one.bytes)
 
 
 def _top(one: TokenLogprob) -> list[dict[str, Any]]:
