@@ -97,10 +97,11 @@ class Demand:
         )
 
     async def _send(self, signal: DemandSignal) -> None:
+        value, key = encode(signal), signal.model.encode()
         for sender in self._abroad:
-            sender.put(SIGNALS, encode(signal), key=signal.model.encode())
+            sender.put(SIGNALS, value, key=key)
         try:
-            sent = await self._producer.send(SIGNALS, encode(signal), key=signal.model.encode())
+            sent = await self._producer.send(SIGNALS, value, key=key)
         except (BusError, UnknownTopic) as exc:
             log.debug("a signal can't be sent: %s", exc)
             return

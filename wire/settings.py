@@ -199,9 +199,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
     def forbidden(self) -> frozenset[tuple[str, str]]:
         """(from, to): where requests may not go."""
-        return frozenset(
-            (one, other) for one in self.regions for other in self.regions if other not in self.open_to(one)
-        )
+        return frozenset((one, other) for one in self.residency for other in self.regions if other != one)
 
     @property
     def cluster(self) -> Cluster:

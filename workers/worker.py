@@ -87,7 +87,7 @@ class Worker:
                     ("tick", self._tick),
                     ("commit", self._commit_regularly),
                     ("usage", self._usage.run),
-                    *((f"replies to {region}", sender.run) for region, sender in self._replies.items()),
+                    *(("replies", sender.run) for sender in dict.fromkeys(self._replies.values())),
                     *(("signals out", sender.run) for sender in self._signals),
                 )
             ]
@@ -106,14 +106,10 @@ class Worker:
         _log.info("%s: engine %s is loading %s", self._fleet.name, name, settings.model)
         self._journal = await self._producer(f"{name}-journal")
         self._usage = UsageSender(await self._producer(f"{name}-usage"))
-        self._replies = {
-            region: LossySender(await self._producer(f"{name}-replies", bus, leader=True))
-            for region, bus in self._buses.items()
-        }
-        signals = {
-            bus: await self._producer(f"{name}-signals", bus, leader=True)
-            for bus in dict.fromkeys(self._buses.values())
-        }
+        clusters = dict.fromkeys(self._buses.values())
+        senders = {bus: LossySender(await self._producer(f"{name}-replies", bus, leader=True)) for bus in clusters}
+        self._replies = {region: senders[bus] for region, bus in self._buses.items()}
+        signals = {bus: await self._producer(f"{name}-signals", bus, leader=True) for bus in clusters}
         self._signals = [LossySender(producer) for producer in signals.values()]
         self._dead = dead = dead_letters(signals[self._bus], name, self._clock)
         tail = Tail[Signal](self._bus, SIGNALS, Signal, lambda signal, _: self._presence.hear(signal), dead=dead)
@@ -344,9 +340,9 @@ class Worker:
 
     async def _send_signals(self) -> None:
         while True:
-            signal = self._prefixes.signal(self._meters.signal(self._signal()))
+            signal = encode(self._prefixes.signal(self._meters.signal(self._signal())))
             for sender in self._signals:
-                sender.put(SIGNALS, encode(signal), key=self._settings.model.encode())
+                sender.put(SIGNALS, signal, key=self._settings.model.encode())
             await asyncio.sleep(SIGNAL_EVERY_S)
 
     def _signal(self) -> EngineSignal:

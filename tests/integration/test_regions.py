@@ -106,6 +106,14 @@ class World:
 
         self._stack.push_async_callback(leave)
 
+    async def until_routed_to(self, region: str) -> None:
+        """And nowhere else."""
+
+        async def known() -> bool:
+            return self.routed() == {region} and not self.ingress.missing()
+
+        await eventually(known)
+
     def routed(self) -> set[str]:
         """The regions that requests from here go to."""
         snapshot = self.ingress._router._weights.snapshots.get(MODEL)
@@ -123,11 +131,7 @@ async def opened(**changes: Any) -> AsyncIterator[World]:
 async def test_a_region_without_an_engine_is_served_by_another() -> None:
     async with opened() as world:
         await world.hire("there")
-
-        async def known() -> bool:
-            return world.routed() == {"there"} and not world.ingress.missing()
-
-        await eventually(known)
+        await world.until_routed_to("there")
         answers = await asyncio.gather(
             *(world.client.post("/v1/chat/completions", json=chat_body(max_tokens=5, seed=n)) for n in range(4))
         )
@@ -139,11 +143,7 @@ async def test_an_answer_longer_than_the_grace_of_orphans_is_not_cancelled() -> 
     """The worker there hears that this ingress lives."""
     async with opened() as world:
         await world.hire("there")
-
-        async def known() -> bool:
-            return world.routed() == {"there"} and not world.ingress.missing()
-
-        await eventually(known)
+        await world.until_routed_to("there")
         answer = await world.client.post("/v1/chat/completions", json=chat_body(max_tokens=1_800, ignore_eos=True))
         assert answer.json()["choices"][0]["finish_reason"] == "length"
 
@@ -152,11 +152,7 @@ async def test_requests_stay_while_there_is_room_at_home() -> None:
     async with opened() as world:
         for region in REGIONS:
             await world.hire(region)
-
-        async def known() -> bool:
-            return "here" in world.routed() and not world.ingress.missing()
-
-        await eventually(known)
+        await world.until_routed_to("here")
         for n in range(6):
             answer = await world.client.post("/v1/chat/completions", json=chat_body(max_tokens=2, seed=n))
             assert answer.status_code == 200

@@ -48,7 +48,7 @@ def compilable(schema: Mapping[str, Any], param: str, *, strict: bool) -> str:
 
 
 def _satisfiable(schema: Mapping[str, Any]) -> bool:
-    """Whether a finite value may exist: the least set of schemas whose required parts are all in the set."""
+    """Whether a finite value may exist: schemas are closed once all that they can't do without is."""
     open_ = {id(node): node for node in _nodes(schema)}
     while id(schema) in open_:
         closed = [name for name, node in open_.items() if _finite(node, schema, open_)]
@@ -65,8 +65,7 @@ def _finite(node: Mapping[str, Any], root: Mapping[str, Any], open_: Container[i
     def fine(part: Any) -> bool:
         return part is not False and id(part) not in open_
 
-    parts = [node[name] for name in ("allOf",) if isinstance(node.get(name), list)]
-    if not all(fine(part) for part in (each for listed in parts for each in listed)):
+    if isinstance(node.get("allOf"), list) and not all(map(fine, node["allOf"])):
         return False
     for name in ("anyOf", "oneOf"):
         if isinstance(node.get(name), list) and node[name] and not any(map(fine, node[name])):
