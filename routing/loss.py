@@ -5,7 +5,8 @@ d₁ a decode step's time without and with the request:
 
 - the request is late with the chance that age + B + P + decode steps in between exceed the TTFT that is promised;
 - it is slow from the start if d₁ exceeds the time between tokens that is promised;
-- the engine's time is worth something to those who come next: a price on P and on d₁;
+- the engine's time is worth something to those who come next: a price on P and on d₁, the higher the faster the
+  engine is (`worth`);
 - who decodes there is stalled by B + P instead of B, and then gains on its pace tbt − d₁ a token instead of tbt − d₀.
   Who is behind by y catches up if it has y ÷ (tbt − d) tokens left (`routing.lengths`); who is ahead by y where steps
   are slower than its pace falls behind if it has y ÷ (d − tbt) left. The rise of that chance, over all that are there.
@@ -107,19 +108,33 @@ def own_loss(
     pieces: Floats | float,
     after_ms: Floats,
     waited_ms: Floats | float,
+    worth: Floats,
     targets: Targets,
 ) -> Floats:
     """The request's own loss at each engine, and the price of its time.
 
     `prompt_ms`, `pieces`: from `prefill_ms`. `after_ms`: d₁. `waited_ms`: since the request came, until it will be
-    there.
+    there. `worth`: from `worth`.
     """
     between_ms = (state.backlog_ms / state.piece_ms + pieces + 0.5) * state.decode_ms * state.decodes
     loss = _exceeds(waited_ms + state.wait_ms + prompt_ms + between_ms, targets.ttft_ms, TTFT_DOUBT)
     loss += _exceeds(after_ms, targets.tbt_ms, TBT_DOUBT)
-    loss += prompt_ms * (PREFILL_PRICE / targets.ttft_ms) + state.wait_ms * (WAIT_PRICE / targets.ttft_ms)
-    loss += np.minimum(after_ms, CALM * targets.tbt_ms) * (DECODE_PRICE / targets.tbt_ms)
+    loss += worth * prompt_ms * (PREFILL_PRICE / targets.ttft_ms) + state.wait_ms * (WAIT_PRICE / targets.ttft_ms)
+    loss += np.sqrt(worth) * np.minimum(after_ms, CALM * targets.tbt_ms) * (DECODE_PRICE / targets.tbt_ms)
     return loss
+
+
+def worth(state: State, able: NDArray[np.bool_]) -> Floats:
+    """How fast each engine computes prompts, next to the mean of those that are able.
+
+    A prompt's time is priced by so much: in it a faster engine could serve more requests. A decode step is by the
+    square root: if a step takes d ÷ (1 − load), total latency is least where d ÷ (1 − load)² is the same at every
+    engine (`routing.curve`), so the steps are as √d there. Without this all would go to the faster engines until these
+    are as slow as the others; with the whole speed instead of its root, idle slow engines would be preferred.
+    """
+    speed = state.piece_tokens / state.piece_ms
+    share: Floats = speed / speed[able].mean()
+    return share
 
 
 def rise(

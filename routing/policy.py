@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from routing.board import Board, Candidate, Mask, Rows, Shard
 from routing.errors import BadSnapshot
-from routing.loss import CALM, Floats, State, own_loss, prefill_ms, rise
+from routing.loss import CALM, Floats, State, own_loss, prefill_ms, rise, worth
 from routing.scales import CLEARLY, EXCESS_PRICE, NOISE, TIE, TRIED, Scales, Weighed
 from wire.fleet import Fleet
 from wire.messages import Snapshot
@@ -186,7 +186,7 @@ class Policy:
         new_tokens = np.maximum(query.prompt_tokens - blocks * board.block_tokens, 1.0)
         state = board.state(rows, now_ms)
         after_ms = state.decode_ms + state.decode_token_ms * query.prompt_tokens
-        own, others = self._losses(query, plan, state, new_tokens, after_ms)
+        own, others = self._losses(query, plan, state, able, new_tokens, after_ms)
         if board.blamed:
             own += board.risk(rows, now_ms)
         if relax < 1:
@@ -207,14 +207,20 @@ class Policy:
         )
 
     def _losses(
-        self, query: Query, plan: Plan, state: State, new_tokens: Floats, after_ms: Floats
+        self, query: Query, plan: Plan, state: State, able: Mask, new_tokens: Floats, after_ms: Floats
     ) -> tuple[Floats, Callable[[NDArray[np.intp]], Floats]]:
         """The request's own losses at a plan's candidates; and for some of them, what others would lose there."""
         board = self.board
         prompt_ms, pieces = prefill_ms(state, new_tokens)
         waited_ms = query.waited_ms + board.trips_ms(plan.rows)
         own = own_loss(
-            state, prompt_ms=prompt_ms, pieces=pieces, after_ms=after_ms, waited_ms=waited_ms, targets=board.targets
+            state,
+            prompt_ms=prompt_ms,
+            pieces=pieces,
+            after_ms=after_ms,
+            waited_ms=waited_ms,
+            worth=worth(state, able),
+            targets=board.targets,
         )
 
         def others(some: NDArray[np.intp]) -> Floats:

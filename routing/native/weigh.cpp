@@ -80,7 +80,12 @@ double rise(int64_t row, const Engine& engine, const Ask& ask) {
     return missed(then, engine.after_ms, weights, ask) - missed(behind, before_ms, weights, ask);
 }
 
-Engine weighed(int64_t row, const Ask& ask) {
+double speed(int64_t row, const Ask& ask) {
+    return ask.numbers[kPiece * ask.stride + row] / ask.numbers[kPieceMs * ask.stride + row];
+}
+
+// `mean_speed`: of those that are able
+Engine weighed(int64_t row, double mean_speed, const Ask& ask) {
     const auto at = [&](Column column) { return ask.numbers[column * ask.stride + row]; };
     const double decode_ms = at(kDecode), decoding = at(kDecoding), piece_ms = at(kPieceMs);
     const double passed_ms = std::min(std::max(ask.now_ms - at(kAt), 0.0), ask.trust_ms);
@@ -102,8 +107,9 @@ Engine weighed(int64_t row, const Ask& ask) {
     const double waited_ms = ask.waited_ms + (ask.far ? at(kTrip) : 0.0);
     engine.own = exceeds(waited_ms + wait_ms + engine.prompt_ms + between_ms, ask.ttft_ms, ask.ttft_doubt, ask.logistic);
     engine.own += exceeds(engine.after_ms, ask.tbt_ms, ask.tbt_doubt, ask.logistic);
-    engine.own += engine.prompt_ms * (ask.prefill_price / ask.ttft_ms) + wait_ms * (ask.wait_price / ask.ttft_ms);
-    engine.own += std::min(engine.after_ms, ask.calm * ask.tbt_ms) * (ask.decode_price / ask.tbt_ms);
+    const double worth = speed(row, ask) / mean_speed;
+    engine.own += worth * engine.prompt_ms * (ask.prefill_price / ask.ttft_ms) + wait_ms * (ask.wait_price / ask.ttft_ms);
+    engine.own += std::sqrt(worth) * std::min(engine.after_ms, ask.calm * ask.tbt_ms) * (ask.decode_price / ask.tbt_ms);
     if (ask.blamed) {
         const double age_ms = std::max(ask.now_ms - at(kPenaltyAt), 0.0);
         engine.own += 1 - std::exp2(-at(kPenalty) * std::exp2(-age_ms / ask.half_life_ms));
@@ -124,6 +130,12 @@ extern "C" void millstream_weigh(Ask* asked) {
     if (ask.binding > 0)
         for (int64_t n = 0; n < ask.count; ++n) sent += ask.numbers[kSent * ask.stride + ask.places[n]] * ask.sent_scale;
     int64_t able = 0, busy = 0;
+    double speeds = 0;
+    for (int64_t n = 0; n < ask.count; ++n) {
+        if (!ask.able[n]) continue;
+        ++able;
+        speeds += speed(ask.places[n], ask);
+    }
     ask.most_blocks = 0;
     for (int64_t n = 0; n < ask.count; ++n) {
         const int64_t row = ask.places[n];
@@ -131,9 +143,8 @@ extern "C" void millstream_weigh(Ask* asked) {
         Engine& engine = engines[n];
         engine.own = infinite;
         if (!ask.able[n]) continue;
-        engine = weighed(row, ask);
+        engine = weighed(row, speeds / double(able), ask);
         ask.waits_ms[n] = engine.backlog_ms + engine.slot_ms;
-        ++able;
         busy += ask.waits_ms[n] > 0 || engine.after_ms > ask.calm * ask.tbt_ms;
         if (ask.binding > 0) {  // the price of going clearly over a share
             const double due = ask.shares[n] * (sent + 1);

@@ -66,15 +66,16 @@ class Cache:
                 self.pin((piece,))
             else:
                 pins[piece] = pins.get(piece, 0) + 1
-        left = blocks - first * WHOLE
+        left, more = blocks - first * WHOLE, 0
         for piece, had in zip(prefix[first:pieces], before, strict=True):
             full = left if left < WHOLE else WHOLE
             left -= WHOLE
             if full > had:
-                self.take(full - had)
+                more += full - had
                 held[piece] = full
                 if full == WHOLE and changed is not None:
                     changed[piece] = True
+        self.take(more)
         return pieces
 
     def unpin(self, pieces: Sequence[int]) -> None:

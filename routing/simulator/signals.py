@@ -73,8 +73,8 @@ def take(engine: Engine, now_ms: float, life: int) -> Signal:
         token_ms=engine.token_ms,
         ended=engine.ended,
         ttfts_ms=tuple(ttfts_ms),
-        added=tuple(piece for piece, came in changed.items() if came),
-        evicted=tuple(piece for piece, came in changed.items() if not came),
+        added=tuple([piece for piece, came in changed.items() if came]),
+        evicted=tuple([piece for piece, came in changed.items() if not came]),
     )
 
 

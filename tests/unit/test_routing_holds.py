@@ -111,6 +111,20 @@ def test_mixed_engines_that_are_full_are_alike_full() -> None:
     assert report(mixed(20.0)).spread <= 1.1
 
 
+@pytest.mark.parametrize("fast", [1, 4])
+def test_mixed_engines_that_are_busy_are_loaded_alike(fast: int) -> None:
+    timings = (FAST,) * fast + (COLD,) * (8 - fast)
+    got = report(ours(spread_out(5.0)[: 3 * MINUTE], Conditions(signal_ms=500.0, timings=timings)))
+    assert got.spread <= 1.1
+    assert got.goodput > 0.92
+
+
+def test_where_all_are_idle_the_fast_ones_answer() -> None:
+    timings = (FAST,) * 4 + (COLD,) * 4
+    sends = ours(spread_out(1.0)[: MINUTE // 4], Conditions(signal_ms=500.0, timings=timings)).sends
+    assert sum(engine < 4 for _, engine in sends) > 0.6 * len(sends)
+
+
 def test_mixed_engines_that_have_room_keep_every_promise_and_the_earlier_design_does_not() -> None:
     assert report(mixed(26.0)).goodput > 0.98
     assert report(mixed(26.0, earlier=True)).goodput < 0.9

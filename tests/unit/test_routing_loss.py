@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from routing.lengths import BUCKET_TOKENS, Lengths
-from routing.loss import CALM, DECODE_PRICE, PREFILL_PRICE, Crowd, State, own_loss, prefill_ms, rise
+from routing.loss import CALM, DECODE_PRICE, PREFILL_PRICE, Crowd, State, own_loss, prefill_ms, rise, worth
 from routing.schedule import Targets
 
 TARGETS = Targets(ttft_ms=2_000, tbt_ms=25)
@@ -34,13 +34,14 @@ def state(**fields: float) -> State:
     return State(**({"slot_ms": 0.0, "decodes": np.array([True])} | arrays))
 
 
-def own(prompt_ms: float = 0, waited_ms: float = 0, after_ms: float = 10, **fields: float) -> float:
+def own(prompt_ms: float = 0, waited_ms: float = 0, after_ms: float = 10, speed: float = 1, **fields: float) -> float:
     loss = own_loss(
         state(**fields),
         prompt_ms=np.array([prompt_ms]),
         pieces=0.5,
         after_ms=np.array([after_ms]),
         waited_ms=np.array([waited_ms]),
+        worth=np.array([speed]),
         targets=TARGETS,
     )
     return float(loss[0])
@@ -72,6 +73,19 @@ def test_a_prompt_takes_its_pieces(tokens: int, ms: float, pieces: int) -> None:
 
 def test_in_time_and_at_pace_only_the_prices_are_left() -> None:
     assert own(prompt_ms=100) == pytest.approx(0.05 * PREFILL_PRICE + 0.4 * DECODE_PRICE, abs=0.001)
+
+
+def test_the_time_of_a_faster_engine_is_worth_more() -> None:
+    assert own(prompt_ms=100, speed=4) == pytest.approx(4 * 0.05 * PREFILL_PRICE + 2 * 0.4 * DECODE_PRICE, abs=0.001)
+    assert own(prompt_ms=100 / 4, after_ms=10 / 4, speed=4) < own(prompt_ms=100), "but with room at both it is chosen"
+
+
+def test_worth_is_speed_next_to_the_mean_of_those_that_may_be_chosen() -> None:
+    engines = State(**{name: np.repeat(values, 4) for name, values in state()._asdict().items()})
+    engines = engines._replace(piece_ms=np.array([50.0, 100.0, 100.0, 1.0]))
+    shares = worth(engines, np.array([True, True, True, False]))
+    assert shares[:3].tolist() == pytest.approx([1.5, 0.75, 0.75])
+    assert worth(state(), np.array([True])).tolist() == [1.0]
 
 
 def test_late_is_lost_whatever_made_it_late() -> None:
