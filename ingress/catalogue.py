@@ -54,13 +54,18 @@ def targets(model: Model, version: ModelVersion, regions: tuple[str, ...]) -> tu
 
 @lru_cache(maxsize=256)
 def _targets(slug: str, version: ModelVersion, regions: tuple[str, ...]) -> tuple[Target, ...]:
-    """The same tuple for the same fleets, so that the policy knows them again."""
+    """The same tuple for the same fleets, so that the policy knows them again.
+
+    In their own order, which a replay finds again whatever the settings and the catalogue were: draws go by it.
+    """
     return tuple(
-        Target(Fleet(where, pool, slug, version.version, version.numerics), shard)
-        for where in regions
-        if where in version.regions
-        for pool in version.pools
-        for shard in range(version.shards)
+        sorted(
+            Target(Fleet(where, pool, slug, version.version, version.numerics), shard)
+            for where in regions
+            if where in version.regions
+            for pool in version.pools
+            for shard in range(version.shards)
+        )
     )
 
 

@@ -1,19 +1,73 @@
-"""What was sent just now, told to the region's other ingresses, so that they don't all choose the same idle engine."""
+"""What was sent just now, told to the region's other ingresses, so that they don't all choose the same idle engine.
+
+With it the log has what each choice was made from, for who asks later why a request went where it went.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from dataclasses import dataclass
 
+import msgspec
+
+from routing.board import Candidate
+from routing.policy import Choice, Query
 from wire.bus import Producer
 from wire.clock import Clock
 from wire.codec import encode
 from wire.errors import BusError
-from wire.messages import Dispatch, Dispatches, ReplyTo
+from wire.messages import Dispatch, Dispatches, ReplyTo, Request, Snapshot
 from wire.topics import dispatches
 
 log = logging.getLogger(__name__)
 COALESCE_S = 0.005
+LOSS_DIGITS = 6
+"""after the point: far finer than losses are told apart, and short"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decided:
+    """A choice, and what it was made from."""
+
+    query: Query
+    choice: Choice
+    at_ms: int
+    snapshot: Snapshot | None
+    """that was followed"""
+    tried: frozenset[Candidate]
+
+    def sends(self, request: Request, to: Candidate) -> bool:
+        """Whether it is this request that goes there."""
+        return self.query.request_id == request.request_id and (self.choice.fleet, self.choice.shard) == to
+
+
+def dispatch(request: Request, attempt: int, to: Candidate, prompt_tokens: int, decided: Decided | None) -> Dispatch:
+    """What is told of an attempt that was sent; why there only if that is what was decided."""
+    told = Dispatch(
+        model=request.model,
+        fleet=to.fleet,
+        shard=to.shard,
+        prompt_tokens_estimate=prompt_tokens,
+        prefix_chain=request.prefix_chain,
+    )
+    if decided is None or not decided.sends(request, to):
+        return told
+    choice, snapshot = decided.choice, decided.snapshot
+    return msgspec.structs.replace(
+        told,
+        request_id=request.request_id,
+        attempt=attempt,
+        at_ms=decided.at_ms,
+        reason=choice.reason,
+        loss=round(choice.loss, LOSS_DIGITS),
+        cached_tokens=choice.cached_tokens,
+        snapshot_version=None if snapshot is None else snapshot.version,
+        waited_ms=round(decided.query.waited_ms),
+        residency=request.residency,
+        features=tuple(sorted(decided.query.features)),
+        tried=tuple(sorted((fleet, shard) for fleet, shard in decided.tried)),
+    )
 
 
 class Broadcast:

@@ -20,7 +20,7 @@ from ingress.router import Router, estimated_tokens
 from ingress.sender import Parcel, Sender
 from wire.clock import Clock
 from wire.errors import BusError, Unavailable
-from wire.messages import Accepted, Attach, Cancel, Delta, Dispatch, End, Entry, Frames, Refused, Request
+from wire.messages import Accepted, Attach, Cancel, Delta, End, Entry, Frames, Refused, Request
 
 log = logging.getLogger(__name__)
 
@@ -211,16 +211,7 @@ class Run:
         if effect.attempt > 1:
             request = msgspec.structs.replace(request, attempt=effect.attempt)
         relay.sender.put(Parcel(effect.target, request, self._hear_of(effect.attempt)))
-        relay.router.sent(request, effect.attempt, effect.target)
-        relay.broadcast.note(
-            Dispatch(
-                model=request.model,
-                fleet=effect.target.fleet,
-                shard=effect.target.shard,
-                prompt_tokens_estimate=estimated_tokens(request),
-                prefix_chain=request.prefix_chain,
-            )
-        )
+        relay.broadcast.note(relay.router.sent(request, effect.attempt, effect.target))
 
     def _hear_of(self, attempt: int) -> Callable[[BusError | None], None]:
         def heard(error: BusError | None) -> None:

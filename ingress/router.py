@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 
+from ingress.dispatches import Decided, dispatch
 from ingress.endings import NATURAL, shed
 from ingress.life import Target
 from ingress.metrics import Metrics
@@ -13,16 +14,15 @@ from routing.budget import RetryBudget, ratio_at
 from routing.errors import BadSnapshot
 from routing.penalties import Outcome
 from routing.policy import Choice, Policy, Query, check
-from routing.prefix import BLOCK_CHARS
+from routing.prefix import BLOCK_TOKENS, CHARS_PER_TOKEN
 from routing.shed import Gate
 from wire.bus import Record
 from wire.clock import Clock
-from wire.messages import DemandSignal, Dispatches, End, EngineSignal, Refused, Request, Snapshot
+from wire.messages import DemandSignal, Dispatch, Dispatches, End, EngineSignal, Refused, Request, Snapshot
 
 log = logging.getLogger(__name__)
 ENGINE_HEARD_MS = 10_000
 """a ready engine not heard for longer is no reason to say that this ingress is ready"""
-CHARS_PER_TOKEN = 4
 
 
 class Weights:
@@ -81,6 +81,8 @@ class Router:
         self._budget = RetryBudget(now_ms=clock.monotonic_ms())
         self._priced: Snapshot | None = None
         """the snapshot that the budget was tightened by"""
+        self._decided: Decided | None = None
+        """the latest: a request is sent before another one is decided"""
 
     def heard(self, signal: EngineSignal | DemandSignal, record: Record) -> None:
         """Take a record of the signals topic."""
@@ -122,10 +124,11 @@ class Router:
         self._metrics.retries.inc()
         return self._chosen(request, choice)
 
-    def sent(self, request: Request, attempt: int, target: Target) -> None:
-        """An attempt was sent."""
-        name, now_ms = (request.request_id, attempt), self._clock.now_ms()
-        self.policy(request.model).board.sent(name, target, estimated_tokens(request), request.prefix_chain, now_ms)
+    def sent(self, request: Request, attempt: int, target: Target) -> Dispatch:
+        """An attempt was sent; returns what there is to tell of it."""
+        name, tokens = (request.request_id, attempt), estimated_tokens(request)
+        self.policy(request.model).board.sent(name, target, tokens, request.prefix_chain, self._clock.now_ms())
+        return dispatch(request, attempt, target, tokens, self._decided)
 
     def ended(self, request: Request, attempt: int, outcome: Outcome | None = None) -> None:
         """An attempt is over, once or again; the first time its outcome counts."""
@@ -149,7 +152,7 @@ class Router:
         """A model's policy, with its board."""
         policy = self._policies.get(model)
         if policy is None:
-            board = Board(block_tokens=BLOCK_CHARS // CHARS_PER_TOKEN, trips_ms=self._trips_ms)
+            board = Board(block_tokens=BLOCK_TOKENS, trips_ms=self._trips_ms)
             policy = self._policies[model] = self._policy(board)
         return policy
 
@@ -170,8 +173,13 @@ class Router:
 
     def _weigh(self, request: Request, candidates: tuple[Target, ...], tried: frozenset[Target]) -> Choice | None:
         policy, now_ms = self.policy(request.model), self._clock.now_ms()
-        policy.follow(self._weights.snapshots.get(request.model))
-        return policy.choose(query(request, candidates, now_ms), now_ms, tried)
+        snapshot = self._weights.snapshots.get(request.model)
+        policy.follow(snapshot)
+        asked = query(request, candidates, now_ms)
+        choice = policy.choose(asked, now_ms, tried)
+        if choice is not None:
+            self._decided = Decided(query=asked, choice=choice, at_ms=now_ms, snapshot=snapshot, tried=tried)
+        return choice
 
     def _chosen(self, request: Request, choice: Choice) -> Target:
         metrics = self._metrics

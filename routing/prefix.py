@@ -15,6 +15,9 @@ from typing import Any
 import mmh3
 
 BLOCK_CHARS = 256
+CHARS_PER_TOKEN = 4
+"""of a prompt that nobody has tokenised yet"""
+BLOCK_TOKENS = BLOCK_CHARS // CHARS_PER_TOKEN
 MAX_BLOCKS = 64
 """16,384 characters; what prompts share beyond that is rarely worth its bytes in every request"""
 

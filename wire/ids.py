@@ -17,6 +17,15 @@ def uuid7(now_ms: int, randbits: Randbits = secrets.randbits) -> str:
     return str(uuid.UUID(int=value))
 
 
+def time_of(name: str) -> int | None:
+    """The milliseconds in a UUID version 7; None of any other name."""
+    try:
+        named = uuid.UUID(name)
+    except ValueError:
+        return None
+    return named.int >> 80 if named.version == 7 else None
+
+
 def incarnation(now_ms: int, randbits: Randbits = secrets.randbits) -> str:
     """Names one life of a process: later lives sort after earlier ones, no two are the same."""
     return f"{now_ms:012x}{randbits(32):08x}"

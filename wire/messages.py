@@ -499,14 +499,36 @@ class DemandSignal(Message, frozen=True, kw_only=True):
 Signal = EngineSignal | DemandSignal
 
 
-class Dispatch(Value, frozen=True, kw_only=True):
-    """One request an ingress just sent."""
+class Dispatch(Value, frozen=True, kw_only=True, omit_defaults=True):
+    """One attempt an ingress just sent, and why there: enough to make the choice again (`routing.replay`).
+
+    The candidates aren't in it: they are what signals and snapshot name of the fleet's model, version and numerics.
+    """
 
     model: str = ""
     fleet: Fleet
     shard: int
     prompt_tokens_estimate: int
     prefix_chain: tuple[int, ...] = ()
+    request_id: str = ""
+    """"" of an ingress that doesn't say why"""
+    attempt: int = 1
+    at_ms: int | None = None
+    """when it was chosen"""
+    reason: str = ""
+    loss: float = 0.0
+    """expected there, in requests"""
+    cached_tokens: int = 0
+    """of the prompt, thought to be cached there"""
+    snapshot_version: int | None = None
+    """of the Snapshot that was followed; None: there was none"""
+    waited_ms: int = 0
+    """since the request came in"""
+    residency: str | None = None
+    features: tuple[str, ...] = ()
+    """that the engine had to have, in order"""
+    tried: tuple[tuple[Fleet, int], ...] = ()
+    """shards of the attempts before it, in order: none of them was to be chosen"""
 
 
 class Dispatches(Message, frozen=True, kw_only=True):

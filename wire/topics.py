@@ -13,6 +13,8 @@ Acks = Literal["all", "leader"]
 _MINUTE_MS = 60_000
 _HOUR_MS = 60 * _MINUTE_MS
 _DAY_MS = 24 * _HOUR_MS
+KEPT_FOR_REPLAY_MS = _HOUR_MS
+"""Signals, snapshots and dispatches are all kept for so long: a choice can be made again from them"""
 LARGE_MESSAGE_BYTES = 16 * 1024 * 1024
 """Limit of a record on topics that hold whole requests or answers."""
 SMALL_MESSAGE_BYTES = 1024 * 1024
@@ -31,6 +33,8 @@ class Topic:
     retention_bytes: int | None = None
     compact_horizon_ms: int | None = None
     """compacted topics whose keys may be forgotten as well"""
+    compact_after_ms: int | None = None
+    """compacted topics whose older values, too, are kept for so long"""
 
     def config(self) -> dict[str, str]:
         """Kafka's topic settings."""
@@ -47,6 +51,8 @@ class Topic:
             }
             if self.compact_horizon_ms is not None:
                 settings |= {"cleanup.policy": "compact,delete", "retention.ms": str(self.compact_horizon_ms)}
+            if self.compact_after_ms is not None:
+                settings["min.compaction.lag.ms"] = str(self.compact_after_ms)
         else:
             settings |= {
                 "cleanup.policy": "delete",
@@ -144,7 +150,7 @@ def region_topics(region: str, slots: int) -> tuple[Topic, ...]:
             acks="leader",
             max_message_bytes=LARGE_MESSAGE_BYTES,
         ),
-        Topic(name=dispatches(region), partitions=1, retention_ms=5 * _MINUTE_MS, acks="leader"),
+        Topic(name=dispatches(region), partitions=1, retention_ms=KEPT_FOR_REPLAY_MS, acks="leader"),
     )
 
 
@@ -153,8 +159,8 @@ def shared_topics(usage_partitions: int = 4) -> tuple[Topic, ...]:
     return (
         Topic(name=USAGE, partitions=usage_partitions, retention_ms=30 * _DAY_MS),
         Topic(name=RESPONSES, partitions=4, retention_ms=7 * _DAY_MS, max_message_bytes=LARGE_MESSAGE_BYTES),
-        Topic(name=SIGNALS, partitions=1, retention_ms=_HOUR_MS, acks="leader"),
-        Topic(name=WEIGHTS, partitions=1, retention_ms=None),
+        Topic(name=SIGNALS, partitions=1, retention_ms=KEPT_FOR_REPLAY_MS, acks="leader"),
+        Topic(name=WEIGHTS, partitions=1, retention_ms=None, compact_after_ms=KEPT_FOR_REPLAY_MS),
         Topic(name=PLACEMENT, partitions=1, retention_ms=None),
         Topic(name=LEASES, partitions=1, retention_ms=_HOUR_MS),
         Topic(name=INTENTS, partitions=4, retention_ms=None, compact_horizon_ms=_DAY_MS),

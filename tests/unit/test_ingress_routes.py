@@ -194,6 +194,41 @@ def test_what_siblings_sent_counts_until_their_engines_know_it() -> None:
     assert board.held(board.rows((A,))).tolist() == [0]
 
 
+def test_what_is_told_of_an_attempt_says_why_it_went_there() -> None:
+    w = World()
+    w.clock.advance(5_000)
+    body = Body(sampling=Sampling(seed=1), prompt="x" * 400, logprobs=0)
+    one = request(body=body, prefix_chain=(1, 2), created_ms=w.clock.now_ms() - 30)
+    assert w.router.first(one, (A,)) == A
+    told = w.router.sent(one, 1, A)
+    assert (told.request_id, told.attempt, told.at_ms, told.waited_ms) == ("r", 1, w.clock.now_ms(), 30)
+    assert (told.reason, told.snapshot_version, told.loss, told.cached_tokens) == ("hashed", None, 0.0, 0)
+    assert (told.prompt_tokens_estimate, told.prefix_chain, told.features) == (100, (1, 2), ("logprobs",))
+
+    w.snapshot(0.5, 0.5, version=77)
+    for shard in (0, 1):
+        w.hear(engine=f"e{shard}", shards=(shard,), queued_tokens=50_000 * shard, prefixes_added=(1,))
+    assert w.router.first(one, (A, B)) == A
+    told = w.router.sent(one, 1, A)
+    assert (told.reason, told.snapshot_version, told.cached_tokens, told.tried) == ("affinity", 77, 64, ())
+    assert 0 < told.loss < 1
+
+    w.clock.advance(100)
+    assert w.router.elsewhere(one, (A, B), frozenset([A])) == B
+    told = w.router.sent(msgspec.structs.replace(one, attempt=2), 2, B)
+    assert (told.attempt, told.reason, told.tried) == (2, "backup", ((FLEET, 0),))
+    assert (told.at_ms, told.waited_ms) == (w.clock.now_ms(), 130)
+    assert "xxx" not in str(told), "never the prompt"
+
+
+def test_an_attempt_that_was_not_decided_says_only_where_it_went() -> None:
+    w = World()
+    bare = Dispatch(model=MODEL, fleet=FLEET, shard=0, prompt_tokens_estimate=0)
+    assert w.router.sent(request(), 1, A) == bare
+    w.router.first(request("other"), (A,))
+    assert w.router.sent(request(), 1, A) == bare
+
+
 def test_an_owners_last_word_ends_an_attempt_and_says_what_it_was_worth() -> None:
     w = World()
     board = w.router.policy(MODEL).board

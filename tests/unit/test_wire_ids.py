@@ -5,7 +5,7 @@ from __future__ import annotations
 import uuid
 
 from wire.clock import ManualClock, SystemClock
-from wire.ids import incarnation, uuid7
+from wire.ids import incarnation, time_of, uuid7
 
 
 def test_uuid7_has_its_version_its_time_and_its_randomness() -> None:
@@ -19,6 +19,12 @@ def test_later_ids_sort_later_and_ids_of_one_millisecond_differ() -> None:
     ids = [uuid7(ms) for ms in range(1_700_000_000_000, 1_700_000_000_100)]
     assert ids == sorted(ids)
     assert len({uuid7(5) for _ in range(100)}) == 100
+
+
+def test_an_id_tells_when_it_was_made() -> None:
+    assert time_of(uuid7(1_700_000_000_123)) == 1_700_000_000_123
+    assert time_of(str(uuid.UUID(int=0, version=4))) is None
+    assert time_of("nonsense") is None
 
 
 def test_incarnations_sort_by_time() -> None:

@@ -59,5 +59,12 @@ def test_settings_of_a_compacted_topic() -> None:
     assert (both["cleanup.policy"], both["retention.ms"]) == ("compact,delete", "7")
 
 
+def test_all_that_choices_are_made_from_is_kept_for_the_same_hour() -> None:
+    by_name = {topic.name: topic for topic in all_topics([], [("local", 1)])}
+    kept = [by_name[name].config()["retention.ms"] for name in ("signals", topics.dispatches("local"))]
+    assert [*kept, by_name["weights"].config()["min.compaction.lag.ms"]] == ["3600000"] * 3
+    assert "min.compaction.lag.ms" not in by_name["credentials"].config()
+
+
 def test_a_snapshots_key_names_region_and_model() -> None:
     assert topics.weights_key("meta/llama", "eu") == b"eu/meta/llama"
