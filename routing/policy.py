@@ -18,7 +18,7 @@ from bisect import bisect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Literal
+from typing import NamedTuple
 
 import mmh3
 import numpy as np
@@ -27,9 +27,11 @@ from numpy.typing import NDArray
 from routing.board import Board, Candidate, Mask, Rows, Shard
 from routing.errors import BadSnapshot
 from routing.loss import CALM, Floats, State, own_loss, prefill_ms, rise, worth
+from routing.query import Choice, Offer, Query, Reason
 from routing.scales import CLEARLY, EXCESS_PRICE, NOISE, TIE, TRIED, Scales, Weighed
-from wire.fleet import Fleet
 from wire.messages import Snapshot
+
+__all__ = ["Choice", "Offer", "Policy", "Query", "Reason"]
 
 FRESH_MS = 3_000
 """A snapshot up to this age is followed as it is: control may miss two of its rounds"""
@@ -43,49 +45,31 @@ MOST = 1e300
 PLANS = 1_024
 """Sets of candidates whose rows are remembered: one a model's version and region"""
 
-Reason = Literal["affinity", "loss", "weight", "local", "backup", "hashed"]
-"""least loss, having the prompt's beginning · least loss · equal losses, drawn by weight · least loss, the snapshot
-being stale · another one failed · without any knowledge"""
 NOTHING: frozenset[Shard] = frozenset()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Query:
-    """A request that must go somewhere."""
+class Priced(NamedTuple):
+    """What a plan's candidates would cost, by arrays."""
 
-    request_id: str
-    model: str
-    candidates: tuple[Candidate, ...]
-    """every shard of every fleet that may serve it: its version, in the regions where it may be. The same tuple for the
-    same fleets is recognised, and quicker"""
-    prompt_tokens: int = 1
-    answer_tokens: int = 0
-    """at most; 0 where nobody said"""
-    prefix_chain: tuple[int, ...] = ()
-    residency: str | None = None
-    """the region it must not leave"""
-    home: str | None = None
-    """the region that it came to: it stays there while nothing is known of any engine"""
-    features: frozenset[str] = frozenset()
-    waited_ms: float = 0.0
-    """since it came in"""
+    own: Floats
+    """what the request itself would lose, and the prices"""
+    others: Callable[[NDArray[np.intp]], Floats]
+    """what those that are there would lose, for some of them"""
+    blocks: NDArray[np.intp]
+    """of the prompt's beginning, thought to be cached"""
+    waits_ms: Floats
+    full: Mask
+    """where it would have to wait, or make long steps"""
 
 
-@dataclass(frozen=True, slots=True)
-class Choice:
-    """The shard a request goes to, and why."""
+class Field(NamedTuple):
+    """What a request's candidates are weighed by."""
 
-    fleet: Fleet
-    shard: int
-    reason: Reason
-    loss: float = 0.0
-    """expected, in requests; 0 where nothing was weighed"""
-    cached_tokens: int = 0
-    """of the prompt, thought to be in its cache"""
-    wait_ms: float = 0.0
-    """thought to pass there until its prompt is begun"""
-    busy: float = 0.0
-    """the share of engines where it would have to wait, or make steps almost as long as was promised"""
+    plan: Plan
+    able: Mask
+    relax: float
+    reason: Reason | None
+    """if it is known beforehand"""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -135,16 +119,50 @@ class Policy:
         if not query.candidates or (exclude and exclude.issuperset(query.candidates)):
             return None
         draw = Draw(query.request_id, query.model)
-        if self._snapshot is not None:
-            plan = self._plan(query.candidates, self._snapshot)
-            if (able := self._able(query, plan, exclude)) is not None:
-                relax = relaxation(now_ms - self._snapshot.created_ms)
-                reason: Reason | None = "backup" if exclude else "local" if relax == 1 else None
-                return self._least(query, plan, _one_group(plan, able, draw), relax, draw, now_ms, reason)
-            plan = self._make_plan(query.candidates, dict.fromkeys(self._spoken(query.candidates), 1.0))
-            if (able := self._able(query, plan, exclude)) is not None:
-                return self._least(query, plan, able, 1.0, draw, now_ms, "backup")
-        return Choice(*_hashed(_near(query, exclude), exclude, draw), "hashed")
+        field = self._field(query, draw, now_ms, exclude)
+        if field is None:
+            return Choice(*_hashed(_near(query, exclude), exclude, draw), "hashed")
+        plan, able, relax, reason = field
+        return self._least(query, plan, able, relax, draw, now_ms, reason)
+
+    def offers(self, query: Query, now_ms: float, exclude: frozenset[Shard] = NOTHING) -> tuple[Offer, ...]:
+        """What a request would cost at each candidate, by what `choose` goes by; of none without any knowledge."""
+        field = self._field(query, Draw(query.request_id, query.model), now_ms, exclude)
+        if field is None:
+            return ()
+        plan, able, relax, _ = field
+        weights = _faded(plan.weights, relax)
+        priced = self._priced(query, plan, able, weights, relax, now_ms)
+        losses = priced.own + priced.others(np.arange(len(plan.candidates)))
+        return tuple(
+            Offer(
+                candidate=candidate,
+                weight=weights.item(n),
+                able=able.item(n),
+                cached_tokens=self._cached(query, priced.blocks.item(n)),
+                wait_ms=priced.waits_ms.item(n),
+                loss=losses.item(n),
+            )
+            for n, candidate in enumerate(plan.candidates)
+        )
+
+    def _field(self, query: Query, draw: Draw, now_ms: float, exclude: frozenset[Shard]) -> Field | None:
+        """Who may be chosen; None where nothing is known of anybody."""
+        if self._snapshot is None:
+            return None
+        plan = self._plan(query.candidates, self._snapshot)
+        if (able := self._able(query, plan, exclude)) is not None:
+            relax = relaxation(now_ms - self._snapshot.created_ms)
+            reason: Reason | None = "backup" if exclude else "local" if relax == 1 else None
+            return Field(plan, _one_group(plan, able, draw), relax, reason)
+        plan = self._make_plan(query.candidates, dict.fromkeys(self._spoken(query.candidates), 1.0))
+        if (able := self._able(query, plan, exclude)) is not None:
+            return Field(plan, able, 1.0, "backup")
+        return None
+
+    def _cached(self, query: Query, blocks: int) -> int:
+        """Tokens of the prompt that so many blocks save: the last one is always computed."""
+        return query.prompt_tokens - max(query.prompt_tokens - blocks * self.board.block_tokens, 1)
 
     def _able(self, query: Query, plan: Plan, exclude: frozenset[Shard]) -> Mask | None:
         """Which of the plan's candidates may be chosen; None if none may."""
@@ -173,7 +191,7 @@ class Policy:
         tied = found.tied
         best = tied[0] if len(tied) == 1 else tied[draw.pick([weights.item(n) for n in tied], 1)]
         blocks = found.blocks[best]
-        cached = query.prompt_tokens - int(max(query.prompt_tokens - blocks * self.board.block_tokens, 1))
+        cached = self._cached(query, blocks)
         if reason is None:
             reason = "weight" if len(tied) > 1 else "affinity" if 0 < blocks == found.most_blocks else "loss"
         fleet, shard = plan.candidates[best]
@@ -181,8 +199,24 @@ class Policy:
 
     def _weighed(self, query: Query, plan: Plan, able: Mask, weights: Floats, relax: float, now_ms: float) -> Weighed:
         """By arrays over all of a plan's candidates."""
+        own, others, blocks, waits_ms, full = self._priced(query, plan, able, weights, relax, now_ms)
+        own[~able] = np.inf
+        some = _promising(own)
+        loss = own[some] + others(some)
+        least = loss.min()
+        return Weighed(
+            tied=some[loss <= least + TIE].tolist(),
+            loss=float(least),
+            blocks=blocks.tolist(),
+            most_blocks=int(blocks.max()),
+            waits_ms=waits_ms,
+            busy=float((able & full).sum() / able.sum()),
+        )
+
+    def _priced(self, query: Query, plan: Plan, able: Mask, weights: Floats, relax: float, now_ms: float) -> Priced:
+        """What each of a plan's candidates would cost, whether or not it is able."""
         board, rows = self.board, plan.rows
-        blocks = np.array(board.chains.matches(query.prefix_chain, board.size))[rows]
+        blocks = np.array(board.chains.matches(query.prefix_chain, board.size), dtype=np.intp)[rows]
         new_tokens = np.maximum(query.prompt_tokens - blocks * board.block_tokens, 1.0)
         state = board.state(rows, now_ms)
         after_ms = state.decode_ms + state.decode_token_ms * query.prompt_tokens
@@ -191,20 +225,8 @@ class Policy:
             own += board.risk(rows, now_ms)
         if relax < 1:
             own += (1 - relax) * _excess(board.lately(rows, now_ms), weights)
-        own[~able] = np.inf
-        some = _promising(own)
-        loss = own[some] + others(some)
-        least = loss.min()
         waits_ms = state.wait_ms
-        full = able & ((waits_ms > 0) | (after_ms > CALM * board.targets.tbt_ms))
-        return Weighed(
-            tied=some[loss <= least + TIE].tolist(),
-            loss=float(least),
-            blocks=blocks.tolist(),
-            most_blocks=int(blocks.max()),
-            waits_ms=waits_ms,
-            busy=float(full.sum() / able.sum()),
-        )
+        return Priced(own, others, blocks, waits_ms, (waits_ms > 0) | (after_ms > CALM * board.targets.tbt_ms))
 
     def _losses(
         self, query: Query, plan: Plan, state: State, able: Mask, new_tokens: Floats, after_ms: Floats

@@ -31,7 +31,8 @@ from routing.penalties import HALF_LIFE_MS
 from routing.row import TRUST_MS
 
 if TYPE_CHECKING:
-    from routing.policy import Plan, Query
+    from routing.policy import Plan
+    from routing.query import Query
 
 CLEARLY = 1.25
 """How many times its share of the recent requests an engine may get for nothing: one that holds the right prefixes, or

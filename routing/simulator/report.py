@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
-from statistics import fmean, pstdev
 
+from routing import swing
 from routing.simulator.flight import Outcome
 from routing.simulator.sequence import Sequence
 from routing.simulator.timing import COLD, Timing
 
-WINDOW_MS = 30_000.0
-"""Long beside a burst, short beside a feedback loop"""
 TTFT_MS, TPOT_MS = 2_000.0, 25.0
 """A request is good if its first token came within the one, and the others within the other on the average"""
 
@@ -72,21 +70,14 @@ def report(outcome: Outcome) -> Report:
     )
 
 
-def shares(outcome: Outcome, window_ms: float = WINDOW_MS) -> list[list[float]]:
+def shares(outcome: Outcome, window_ms: float = swing.WINDOW_MS) -> list[list[float]]:
     """Window by window each engine's share of the work that came to the engines in it, as it turned out to be."""
-    work: dict[int, list[float]] = {}
-    for engine, (timing, done) in enumerate(zip(outcome.timings, outcome.by_engine, strict=True)):
-        for one in done:
-            window = work.setdefault(int(one.queued_ms // window_ms), [0.0] * len(outcome.by_engine))
-            window[engine] += work_ms(one, timing)
-    return [[each / sum(work[window]) for each in work[window]] for window in sorted(work)]
-
-
-def swing(windows: Many[Many[float]]) -> float:
-    """How shares vary from window to window: the engines' mean standard deviation, next to an even share. 0 of none."""
-    if not windows:
-        return 0.0
-    return fmean(pstdev(engine) for engine in zip(*windows, strict=True)) * len(windows[0])
+    work = [
+        (one.queued_ms, engine, work_ms(one, timing))
+        for engine, (timing, done) in enumerate(zip(outcome.timings, outcome.by_engine, strict=True))
+        for one in done
+    ]
+    return swing.shares(work, range(len(outcome.by_engine)), window_ms)
 
 
 def spread(outcome: Outcome) -> float:

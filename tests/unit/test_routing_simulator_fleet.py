@@ -14,11 +14,12 @@ from routing.simulator.generated import Traffic, generate
 from routing.simulator.ingress import Ingress, PeerIngress
 from routing.simulator.peers.load import LeastLoad, RoundRobin
 from routing.simulator.policy import Policy
-from routing.simulator.report import report, shares, swing
+from routing.simulator.report import report, shares
 from routing.simulator.run import run, simulate
 from routing.simulator.signals import Index, Seen, Sent, Signal, take
 from routing.simulator.timing import COLD, Timing
 from routing.simulator.trace import Arrival
+from routing.swing import swing
 
 
 def steady(requests: int, every_ms: float, *, prompt: int = 640, output: int = 50, region: str = "") -> list[Arrival]:

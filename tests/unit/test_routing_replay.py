@@ -1,0 +1,204 @@
+"""Choices made again from what the log tells."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+from routing_world import MODEL, NOW_MS, Ingress, candidates, equal, fleet, signal, snapshot
+
+from routing.board import Candidate
+from routing.hindsight import Hindsight, hindsight
+from routing.replay import SNAPSHOTS, Decision, Moment, Sent, in_order, moments, regret, replay
+from routing.swing import shares, swing
+from wire.messages import DemandSignal, Dispatch, Dispatches, EngineSignal, Snapshot
+
+A, B = candidates(2)
+BUSY: dict[str, Any] = {"queued_requests": 9, "queued_tokens": 90_000}
+
+
+def dispatch(shard: int = 0, name: str = "request-0", **fields: Any) -> Dispatch:
+    known: dict[str, Any] = {
+        "model": MODEL,
+        "fleet": fleet(),
+        "shard": shard,
+        "prompt_tokens_estimate": 100,
+        "request_id": name,
+        "at_ms": NOW_MS,
+        "reason": "loss",
+        "snapshot_version": 7,
+    }
+    return Dispatch(**(known | fields))
+
+
+def told(*whats: EngineSignal | Snapshot | Dispatch, at_ms: float = NOW_MS) -> list[Moment]:
+    return [
+        Moment(at_ms, Sent(ingress="local/0", dispatch=what) if isinstance(what, Dispatch) else what) for what in whats
+    ]
+
+
+def again(*whats: EngineSignal | Snapshot | Dispatch, **options: Any) -> list[Decision]:
+    return list(replay(told(*whats), "local", **options))
+
+
+def test_a_choice_is_made_again_as_an_ingress_that_knew_the_same_made_it() -> None:
+    engines = [signal(0, **BUSY), signal(1)]
+    ingress = Ingress(*engines, snapshot=equal((A, B)), block_tokens=64)
+    choice = ingress.pick(0, (A, B), prompt_tokens=100)
+    assert choice is not None
+    (one,) = again(*engines, equal((A, B)), dispatch(choice.shard, loss=choice.loss))
+    assert one.again == choice
+    assert one.alike
+    assert one.regret == 0.0
+    assert one.chosen == B
+    assert one.followed == equal((A, B))
+    assert one.engines == {A: "gpu-0", B: "gpu-1"}
+    assert [offer.candidate for offer in one.offers] == [A, B]
+    assert one.offers[1].loss == pytest.approx(choice.loss)
+    assert one.offers[0].loss > one.offers[1].loss
+    assert one.offers[0].wait_ms > one.offers[1].wait_ms == 0
+
+
+def test_the_regret_is_what_the_better_engine_would_have_saved() -> None:
+    (one,) = again(signal(0, **BUSY), signal(1), equal((A, B)), dispatch(0))
+    busy, idle = one.offers
+    assert one.regret == busy.loss - idle.loss > 0
+    assert one.alike is False
+
+
+def test_what_was_sent_a_moment_ago_is_known_at_once() -> None:
+    engines = [signal(0), signal(1)]
+    first = [dispatch(0, f"request-{n}", prompt_tokens_estimate=5_000) for n in range(9)]
+    *_, last = again(*engines, equal((A, B)), *first, dispatch(0, "request-9"))
+    assert last.regret is not None
+    assert last.regret > 0.01, "nine prompts wait there, though no signal has shown one yet"
+    assert last.again is not None
+    assert last.again.shard == 1
+
+
+def test_who_was_tried_is_not_to_be_chosen() -> None:
+    (one,) = again(signal(0, **BUSY), signal(1), equal((A, B)), dispatch(0, attempt=2, tried=((fleet(), 1),)))
+    assert [offer.able for offer in one.offers] == [True, False]
+    assert one.alike
+    assert one.regret == 0.0
+
+
+def test_a_request_is_weighed_by_what_it_needs_and_has_waited() -> None:
+    plain = signal(0, features=())
+    (one,) = again(plain, signal(1, **BUSY), equal((A, B)), dispatch(1, features=("tools",), waited_ms=1_900))
+    assert [offer.able for offer in one.offers] == [False, True]
+    (fresh,) = again(plain, signal(1, **BUSY), equal((A, B)), dispatch(1, features=("tools",)))
+    assert fresh.offers[1].loss < one.offers[1].loss
+
+
+def test_candidates_are_those_of_the_version_that_was_drawn() -> None:
+    other = signal(0, fleet=fleet(version="2"), engine="new-0")
+    weights = snapshot({A: 0.5, B: 0.25, Candidate(fleet(version="2"), 0): 0.25})
+    (one,) = again(other, signal(0), signal(1), weights, dispatch(1))
+    assert {offer.candidate for offer in one.offers} == {A, B}
+    assert [offer.weight for offer in one.offers] == pytest.approx([2 / 3, 1 / 3])
+
+
+def test_a_request_that_may_not_leave_stays_in_its_region() -> None:
+    far = Candidate(fleet(region="far"), 0)
+    weights = snapshot({A: 0.5, far: 0.5})
+    (one,) = again(signal(0), signal(0, region="far"), weights, dispatch(0, residency="local"), trips_ms={"far": 90.0})
+    assert {offer.candidate: offer.able for offer in one.offers} == {far: False, A: True}
+
+
+def test_where_nothing_was_known_there_is_nothing_to_regret() -> None:
+    (blind,) = again(dispatch(0, reason="hashed", snapshot_version=None))
+    assert (blind.again, blind.alike, blind.regret, blind.offers, blind.followed) == (None, None, None, (), None)
+    (unknown,) = again(signal(0), equal((A,)), dispatch(5))
+    assert unknown.regret is None, "nobody has named that shard"
+    assert unknown.alike is False
+
+
+def test_the_last_sound_snapshot_of_the_region_is_followed() -> None:
+    bad = snapshot({A: 0.9, B: 0.9})
+    foreign = msgspec.structs.replace(snapshot({B: 1.0}), region="far")
+    (one,) = again(signal(0), signal(1), snapshot({A: 1.0}), bad, foreign, dispatch(0))
+    assert [offer.candidate for offer in one.offers] == [A]
+
+
+def test_the_snapshot_that_was_followed_is_shown_for_as_long_as_it_is_remembered() -> None:
+    def follow(version: int) -> Snapshot | None:
+        published = [msgspec.structs.replace(equal((A, B)), version=number) for number in range(SNAPSHOTS + 1)]
+        (one,) = again(signal(0), *published, dispatch(0, snapshot_version=version))
+        return one.followed
+
+    assert follow(0) is None
+    assert all((found := follow(version)) is not None and found.version == version for version in (1, SNAPSHOTS))
+
+
+def test_only_what_is_wanted_is_weighed_and_all_of_it_counts() -> None:
+    whats = [signal(0), signal(1, shards=()), equal((A, B)), dispatch(0, "a"), dispatch(0, "b"), dispatch(0, "")]
+    assert [one.dispatch.request_id for one in again(*whats)] == ["a", "b"]
+    (one,) = again(*whats, wanted=lambda sent: sent.request_id == "b")
+    assert one.dispatch.request_id == "b"
+    assert one.offers[0].wait_ms > 0, "the first one is there"
+
+
+def test_records_are_moments_in_order_of_time() -> None:
+    late = Dispatches(ingress="i", incarnation="x", at_ms=NOW_MS + 9, sent=(dispatch(0), dispatch(1, at_ms=None)))
+    demand = DemandSignal(ingress="i", slot=0, incarnation="x", region="local", model="", at_ms=NOW_MS)
+    found = in_order(
+        moment
+        for message, logged_ms in ((late, NOW_MS + 10), (signal(0), NOW_MS), (equal((A,)), NOW_MS + 1), (demand, 0))
+        for moment in moments(message, logged_ms)
+    )
+    assert [(at_ms - NOW_MS, type(what)) for at_ms, what in found] == [
+        (0, EngineSignal),
+        (0, Sent),
+        (1, Snapshot),
+        (9, Sent),
+    ]
+
+
+def test_one_that_was_not_able_and_would_have_lost_less_is_no_regret() -> None:
+    (one,) = again(signal(0), signal(1, **BUSY), equal((A, B)), dispatch(0, tried=((fleet(), 0),)))
+    assert [offer.able for offer in one.offers] == [False, True]
+    assert one.offers[0].loss < one.offers[1].loss
+    assert regret(one.offers, A) == one.regret == 0.0
+
+
+def summed(*whats: EngineSignal | Snapshot | Dispatch) -> Hindsight:
+    (found,) = hindsight(again(*whats))
+    return found
+
+
+def test_many_choices_come_to_figures_a_model() -> None:
+    sent = [dispatch(0, f"request-{n}", prompt_tokens_estimate=1) for n in range(3)]
+    found = summed(signal(0, **BUSY), signal(1), equal((A, B)), *sent, dispatch(1, "good", cached_tokens=40))
+    assert (found.model, found.decisions, found.weighed, found.reasons) == (MODEL, 4, 4, {"loss": 4})
+    assert found.alike == 0.25
+    assert (found.cached_tokens, found.prompt_tokens) == (40, 103)
+    assert found.regret_worst == found.regret_p99
+    assert found.regret_mean is not None
+    assert found.regret_worst is not None
+    assert 0 < found.regret_mean <= found.regret_worst
+    assert str(found.worst_request_id).startswith("request-")
+    assert found.swing is None, "one window has nothing to swing to"
+
+
+def test_what_could_not_be_weighed_is_counted_and_no_more() -> None:
+    found = summed(dispatch(0, reason="hashed", snapshot_version=None))
+    assert (found.decisions, found.weighed, found.alike) == (1, 0, None)
+    assert (found.regret_mean, found.regret_p99, found.regret_worst, found.worst_request_id) == (None,) * 4
+
+
+def test_models_are_apart_and_shares_that_change_sides_swing() -> None:
+    sent = [
+        Moment(NOW_MS + n * 30_000.0, Sent(ingress="i", dispatch=dispatch(n % 2, f"r{n}", model=name)))
+        for n in range(4)
+        for name in ("a", "b")
+    ]
+    first, second = hindsight(replay(sent, "local"))
+    assert (first.model, second.model) == ("a", "b")
+    assert first.swing == 1.0, "shares of 1, 0, 1, 0: they deviate by a half, and an even share is a half"
+
+
+def test_shares_are_of_a_windows_work() -> None:
+    assert shares([(0.0, "a", 3.0), (5.0, "b", 1.0), (25.0, "b", 2.0)], ["a", "b"], 10.0) == [[0.75, 0.25], [0.0, 1.0]]
+    assert swing(shares([], [])) == 0.0
