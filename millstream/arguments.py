@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import math
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 import click
 
+from wire.topics import KEPT_FOR_REPLAY_MS
+
 LABEL_CHARACTERS = 200
+_DURATION = re.compile(r"([0-9]{1,4})([smh])")
+_UNIT_S = {"s": 1, "m": 60, "h": 3_600}
 COUNT = click.IntRange(1, 10**9)
 
 
@@ -53,6 +58,17 @@ def month(_context: click.Context, _option: click.Parameter, text: str | None) -
     except BadStatement as exc:
         raise click.BadParameter(str(exc)) from exc
     return text
+
+
+def duration_s(_context: click.Context, _option: click.Parameter, text: str | None) -> int | None:
+    """A time of at most an hour, in seconds: the log keeps no more of what is asked about."""
+    if text is None:
+        return None
+    found = _DURATION.fullmatch(text)
+    seconds = int(found[1]) * _UNIT_S[found[2]] if found else 0
+    if not 0 < seconds <= KEPT_FOR_REPLAY_MS // 1_000:
+        raise click.BadParameter(f"{text!a} isn't a time of up to an hour, like 30s, 5m or 1h")
+    return seconds
 
 
 def label(_context: click.Context, option: click.Parameter, text: str) -> str:

@@ -161,6 +161,30 @@ def verify(state_dir: Path, as_json: bool) -> None:
     _exit(0 if report.content else FAILED)
 
 
+@cli.command(short_help="Show why requests went where they went.")
+@click.argument("request_id", required=False)
+@_state
+@click.option("--last", "last_s", callback=arguments.duration_s, metavar="TIME", help="30s, 5m or 1h. [default: 5m]")
+@_json
+def choices(request_id: str | None, state_dir: Path, last_s: int | None, as_json: bool) -> None:
+    """Make the routing choices of the last minutes again, with all that the log knew, and compare.
+
+    With a REQUEST_ID (an answer's header x-request-id), show what there was to choose from for that one. The log keeps
+    an hour of this.
+    """
+    from millstream import choices, choices_text
+
+    if request_id is not None:
+        if last_s is not None:
+            raise click.UsageError("--last needs no REQUEST_ID, and a REQUEST_ID no --last; leave one out")
+        decisions = _run(choices.about(state_dir, request_id, _say))
+        click.echo((choices_text.decisions_json if as_json else choices_text.decisions_text)(decisions))
+    else:
+        last_s = last_s or choices.LAST_S
+        found = _run(choices.lately(state_dir, last_s, _say))
+        click.echo(choices_text.summary_json(found) if as_json else choices_text.summary_text(found, last_s))
+
+
 @cli.group()
 def keys() -> None:
     """Make, list and revoke API keys."""

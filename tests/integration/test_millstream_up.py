@@ -86,6 +86,36 @@ class TestRunning:
         assert report["storage_bytes"]["kafka"] > 0
         assert "worker-0" in stack.command("status").stdout
 
+    def test_choices_say_where_requests_went_and_why(self, stack: Handle) -> None:
+        body = {"model": stack.model, "messages": [{"role": "user", "content": "where to?"}], "max_tokens": 2}
+        answer = httpx.post(stack.base_url + "/chat/completions", headers=stack.headers, json=body)
+        assert answer.status_code == 200
+        name = answer.headers["x-request-id"]
+        wait_for(lambda: stack.command("choices", name).returncode == 0, "the choice is in the log")
+        (one,) = json.loads(stack.command("choices", name, "--json").stdout)
+        assert one["request_id"] == name.removeprefix("req_")
+        assert (one["attempt"], one["ingress"], one["alike"], one["regret"]) == (1, "local/0", True, 0.0)
+        assert one["snapshot_version"] is not None
+        assert one["why"]
+        candidates = [(each["engine"], each["chosen"], each["weight"]) for each in one["candidates"]]
+        assert candidates == [("engine-0", True, 1.0)]
+        shown = stack.command("choices", answer.json()["id"]).stdout
+        assert f"{one['request_id']}, attempt 1: {stack.model}" in shown
+        assert "where to?" not in shown
+
+        (summary,) = json.loads(stack.command("choices", "--json", "--last", "1h").stdout)
+        assert summary["model"] == stack.model
+        assert summary["decisions"] == sum(summary["reasons"].values()) >= 1
+        assert summary["alike"] is not None
+        assert stack.model in stack.command("choices").stdout
+
+        for unknown in ("nobody", "0198f2c4-5a3e-7b21-9c7d-1f2e3d4c5b6a"):
+            done = stack.command("choices", unknown)
+            assert done.returncode == errors.FAILED
+            said = f"millstream: no choice about a request '{unknown}' is in the log, which keeps them for an hour"
+            assert done.stderr.startswith(said)
+            assert len(done.stderr.splitlines()) == 1
+
     def test_a_query_cannot_change_anything_unless_told_to(self, stack: Handle) -> None:
         assert stack.command("sql", "SELECT 1 + 1", "--format", "TabSeparated").stdout == "2\n"
         assert "└" in stack.command("sql", "SELECT 1").stdout
