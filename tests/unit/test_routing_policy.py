@@ -15,7 +15,8 @@ from routing_world import MODEL, NOW_MS, STEP, Ingress, candidates, equal, fleet
 
 from routing.board import Candidate
 from routing.errors import BadSnapshot
-from routing.policy import FRESH_MS, PLANS, SILENT_MS, STALE_MS, check, relaxation
+from routing.policy import FRESH_MS, PLANS, SILENT_MS, STALE_MS, Query, check, relaxation
+from routing.scales import TIE
 from wire.messages import Dispatch, EngineSignal
 
 CHAIN = tuple(range(100, 108))
@@ -546,6 +547,31 @@ def test_a_choice_is_always_a_usable_candidate(
     choice = ingress.pick(number, places, exclude=exclude, prompt_tokens=tokens)
     if len(exclude) == len(places):
         assert choice is None
-    else:
+        return
+    assert choice is not None
+    assert (choice.fleet, choice.shard) in set(places) - exclude
+    query = Query(request_id=f"request-{number}", model=MODEL, candidates=places, prompt_tokens=tokens)
+    offers = ingress.policy.offers(query, NOW_MS, exclude)
+    assert bool(offers) == (choice.reason != "hashed")
+    if offers:
+        (chosen,) = (offer for offer in offers if offer.candidate == (choice.fleet, choice.shard))
+        least = min(offer.loss for offer in offers if offer.able)
+        assert chosen.able
+        assert chosen.loss <= least + TIE * (1 + 1e-9)
+        assert (choice.loss, choice.wait_ms) == pytest.approx((least, chosen.wait_ms))
+        assert choice.cached_tokens == chosen.cached_tokens
+        assert sum(offer.weight for offer in offers) == pytest.approx(1)
+
+
+def test_what_is_offered_is_of_the_pool_that_was_drawn() -> None:
+    gpu, cpu = candidates(2, "gpu"), candidates(2, "cpu")
+    ingress = Ingress(signal(0), signal(1), signal(0, "cpu"), signal(1, "cpu"), snapshot=equal(gpu + cpu))
+    pools = set()
+    for number in range(20):
+        query = Query(request_id=f"request-{number}", model=MODEL, candidates=gpu + cpu)
+        choice = ingress.pick(number, gpu + cpu)
         assert choice is not None
-        assert (choice.fleet, choice.shard) in set(places) - exclude
+        able = [offer.candidate.fleet.pool for offer in ingress.policy.offers(query, NOW_MS) if offer.able]
+        assert able == [choice.fleet.pool] * 2
+        pools |= set(able)
+    assert pools == {"gpu", "cpu"}
