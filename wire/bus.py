@@ -171,7 +171,8 @@ class Admin(Protocol):
     """Creates and describes topics."""
 
     async def create(self, topics: Iterable[Topic]) -> tuple[str, ...]:
-        """Create those that don't exist, raise partition counts that are too low; returns the names of the new ones."""
+        """Create those that don't exist; returns their names. Of others partition counts and times that are too low are
+        raised, and all else stays as it is."""
         ...
 
     async def partitions(self, topic: str) -> int | None:

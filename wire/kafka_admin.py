@@ -11,6 +11,7 @@ from aiokafka.protocol.metadata import MetadataRequest
 
 from wire.bus import Commit, Partition
 from wire.errors import Unavailable
+from wire.kafka_keep import keep_longer
 from wire.kafka_link import Code, Link, TryAgain
 from wire.kafka_offsets import check_code, fetch_commits
 from wire.topics import Topic
@@ -33,6 +34,7 @@ class KafkaAdmin:
         raised = {n: t.partitions for n, t in wanted.items() if n in before and before[n] < t.partitions}
         if raised:
             await self._raise(raised)
+        await keep_longer(self._link, [topic for name, topic in wanted.items() if name in before])
         await self._link.insist(lambda: self._led(wanted), CREATE_WITHIN_S)
         return tuple(name for name in wanted if name not in before)
 

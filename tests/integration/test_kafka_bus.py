@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from aiokafka.admin import AIOKafkaAdminClient, RecordsToDelete
+from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 from aiokafka.structs import TopicPartition
 from kafka_broker import RunningBroker
 
@@ -160,3 +161,32 @@ async def test_reading_where_records_were_deleted_goes_on_at_the_logs_start(
             seen += [record.value for record in await member.poll(50)]
     assert seen == [b"4", b"5"]
     assert "offset 1 isn't in the log; reading on from its start, 4" in caplog.text
+
+
+async def test_an_existing_topic_keeps_longer_and_all_else_as_it_was(
+    broker: RunningBroker, kafka_bus: KafkaBus, suffix: str
+) -> None:
+    sent, published = f"sent.{suffix}", f"published.{suffix}"
+    admin = await kafka_bus.admin()
+    earlier = [
+        Topic(name=sent, partitions=1, retention_ms=300_000, retention_bytes=12_345),
+        Topic(name=published, partitions=1, retention_ms=None),
+    ]
+    await admin.create(earlier)
+    later = [
+        Topic(name=sent, partitions=1, retention_ms=3_600_000),
+        Topic(name=published, partitions=1, retention_ms=None, compact_after_ms=3_600_000),
+    ]
+    assert await admin.create(later) == ()
+    await admin.create(earlier)
+    await admin.stop()
+    client = AIOKafkaAdminClient(bootstrap_servers=broker.cluster.bootstrap)
+    await client.start()
+    try:
+        resources = [ConfigResource(ConfigResourceType.TOPIC, name) for name in (sent, published)]
+        (response,) = await client.describe_configs(resources)
+    finally:
+        await client.close()
+    found = {name: {key: value for key, value, *_ in entries} for *_, name, entries in response.resources}
+    assert (found[sent]["retention.ms"], found[sent]["retention.bytes"]) == ("3600000", "12345")
+    assert (found[published]["min.compaction.lag.ms"], found[published]["cleanup.policy"]) == ("3600000", "compact")

@@ -11,6 +11,7 @@ import pytest
 from wire.bus import Partition
 from wire.errors import SettingsError
 from wire.kafka_assignor import Held, Joiner, describe, grant, granted, joiner, share
+from wire.kafka_keep import longer
 from wire.kafka_link import client_options
 from wire.kafka_logs import SILENCE_S, Tamed, tame
 from wire.settings import Cluster
@@ -140,3 +141,13 @@ def test_the_leader_remembers_for_a_member_that_is_away() -> None:
 
 def test_without_topics_there_is_nothing_to_share() -> None:
     assert share({"id": Joiner("a", (), Held())}, {}, COUNTS) == {"id": ()}
+
+
+def test_what_is_kept_is_raised_and_never_lowered() -> None:
+    wanted = {"retention.ms": "3600000", "min.compaction.lag.ms": "60000", "segment.ms": "9"}
+    assert longer({"retention.ms": "300000", "segment.ms": "1"}, wanted) == {"retention.ms": "3600000"}
+    assert longer({"retention.ms": "7200000", "min.compaction.lag.ms": "0"}, wanted) == {
+        "min.compaction.lag.ms": "60000"
+    }
+    assert longer({"retention.ms": "-1"}, wanted) == {}, "for ever"
+    assert longer({"retention.ms": "1"}, {}) == {}
