@@ -19,7 +19,7 @@ from wire.errors import DecodeError
 from wire.ids import time_of
 from wire.kafka import KafkaBus
 from wire.messages import Dispatch, Message
-from wire.topics import KEPT_FOR_REPLAY_MS, SIGNALS, WEIGHTS, dispatches
+from wire.topics import KEPT_FOR_REPLAY_MS, SIGNALS, USAGE, WEIGHTS, dispatches
 
 Say = Callable[[str], None]
 
@@ -28,7 +28,7 @@ ATTEMPTS_WITHIN_MS = 600_000
 """Of a request's coming in: much longer than anybody waits for it to be accepted"""
 NAMED_BY = ("req_", "chatcmpl-", "cmpl-")
 """What stands before a request's id in an answer's headers and body"""
-SAY_EVERY = 50_000
+SAY_EVERY = 10_000
 """records, and choices"""
 _POLL_MS = 200
 
@@ -97,8 +97,10 @@ async def read(bus: Bus, region: str, span: Span, say: Say) -> list[Moment]:
     found: list[Moment] = []
     snapshots: dict[bytes | None, Record] = {}
     """the latest of those published before, by key"""
+    admin = await bus.admin()
     reader = await bus.reader(client_id="millstream-choices")
     try:
+        starts |= {Partition(USAGE, number): warm for number in range(await admin.partitions(USAGE) or 0)}
         await reader.assign(dict.fromkeys(starts, AtTime(span.until_ms)))
         ends = {at: reader.position(at) for at in starts}
         await reader.assign(starts)
@@ -114,6 +116,7 @@ async def read(bus: Bus, region: str, span: Span, say: Say) -> list[Moment]:
                     found += _told(record)
     finally:
         await reader.stop()
+        await admin.stop()
     return in_order([*(moment for record in snapshots.values() for moment in _told(record)), *found])
 
 

@@ -2,39 +2,54 @@
 
 What would a better informed ingress have done, and what was the difference worth?
 
-Every engine's signals, the snapshots and the dispatches of one region go onto one board a model, in order of time, and
-each dispatch is put to the policy before it goes onto the board. The regret of a choice is the loss that is expected
-where the request went, less the least loss of those that were able. It is not a fault of the policy: given what it
-knew, an ingress makes the choice that it made. It is what not knowing more cost: siblings not heard in time, a snapshot
-that was on its way.
+Every engine's signals, the snapshots, the dispatches and the endings of one region go onto one board a model, in order
+of time, and each dispatch is put to the policy before it goes onto the board. The regret of a choice is the loss that
+is expected where the request went, less the least loss of those that were able. It is not a fault of the policy: given
+what it knew, an ingress makes the choice that it made. It is what not knowing more cost: siblings not heard in time, a
+snapshot that was on its way.
 
 What a replay can't know:
 
 - an ingress's lag: what of this had reached it. That is the difference that is measured, so it can't be told apart;
-- endings: an ingress knows at once when a request of its own is over, the log's readers by the next signal. Where that
-  made a difference the ingress knew more than the replay, and the regret is that of the replay's own ignorance;
-- how attempts ended, which an ingress holds against an engine for a while, and how long answers were;
-- shards that neither signal nor snapshot names: a choice among nothing but these can't be weighed.
+- what only one ingress saw: an ending in the milliseconds before its usage is in the log, a refusal's reason, an ending
+  in another region. Of an answer of several choices it knows only their sum. Where that made a difference the ingress
+  knew more than the replay, and the regret is that of the replay's own ignorance;
+- what ended before it begins: how long answers get it learns anew, from what is read before the first choice weighed;
+- shards that neither signal nor snapshot names: a choice among nothing but these can't be weighed;
+- how far the clocks of the machines are apart: what happened before what goes by what each wrote.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from routing.board import NOWHERE, Board, Candidate
+from routing.board import NOWHERE, Board, Candidate, Name
 from routing.errors import BadSnapshot
+from routing.penalties import Outcome
 from routing.policy import Policy, check
 from routing.prefix import BLOCK_TOKENS
 from routing.query import Choice, Offer, Query
-from wire.messages import Dispatch, Dispatches, EngineSignal, Snapshot
+from wire.messages import Dispatch, Dispatches, EngineSignal, FinishReason, Snapshot, Usage, Usages
 
 WARM_UP_MS = 60_000.0
 """What has to be known before the first choice that is weighed: engines tell all that is in their caches each 20 s, and
 a snapshot means nothing after 30"""
 SNAPSHOTS = 64
 """Of a model, remembered for those who still follow an old one: a minute's"""
+OPEN_MS = 600_000.0
+"""An attempt is taken to be over after so long, if no ending is heard of"""
+OUTCOMES: Mapping[FinishReason, Outcome] = {
+    "stop": "answered",
+    "length": "answered",
+    "tool_calls": "answered",
+    "content_filter": "answered",
+    "error": "failed",
+    "moved": "timed_out",
+}
+"""What endings say of the engine"""
 
 Version = tuple[str, str, str]
 """A model's slug, version and numerics: what a request's candidates have in common"""
@@ -48,11 +63,22 @@ class Sent:
     dispatch: Dispatch
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ended:
+    """An attempt's ending."""
+
+    model: str
+    name: Name
+    outcome: Outcome | None
+    tokens: int
+    """of its answer"""
+
+
 class Moment(NamedTuple):
     """Something that the log knew from then on."""
 
     at_ms: float
-    what: EngineSignal | Snapshot | Sent
+    what: EngineSignal | Snapshot | Ended | Sent
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,6 +120,18 @@ def moments(message: object, logged_ms: float) -> Iterator[Moment]:
             for one in message.sent:
                 at_ms = message.at_ms if one.at_ms is None else one.at_ms
                 yield Moment(at_ms, Sent(ingress=message.ingress, dispatch=one))
+        case Usages():
+            for usage in message.entries:
+                yield Moment(logged_ms, _ended(usage))
+
+
+def _ended(usage: Usage) -> Ended:
+    return Ended(
+        model=usage.model,
+        name=(usage.request_id, usage.attempt),
+        outcome=OUTCOMES.get(usage.reason),
+        tokens=usage.completion_tokens,
+    )
 
 
 def in_order(some: Iterable[Moment]) -> list[Moment]:
@@ -124,6 +162,8 @@ def replay(
                 model.heard(what)
             case Snapshot():
                 model.published(what)
+            case Ended():
+                model.ended(what, at_ms)
             case _:
                 if what.dispatch.request_id and wanted(what.dispatch):
                     yield model.weighed(what, at_ms)
@@ -141,6 +181,7 @@ class _Model:
         """by version, the latest last"""
         self._named: dict[Version, tuple[Candidate, ...]] = {}
         self._engines: dict[Candidate, str] = {}
+        self._open: deque[tuple[float, Name]] = deque()
 
     def heard(self, signal: EngineSignal) -> None:
         """An engine's signal."""
@@ -165,7 +206,21 @@ class _Model:
 
     def sent(self, dispatch: Dispatch, at_ms: float) -> None:
         """A request went somewhere."""
-        self._board.told((dispatch,), at_ms)
+        if not dispatch.request_id:
+            self._board.told((dispatch,), at_ms)
+            return
+        name = (dispatch.request_id, dispatch.attempt)
+        to, tokens = (dispatch.fleet, dispatch.shard), dispatch.prompt_tokens_estimate
+        self._board.sent(name, to, tokens, dispatch.prefix_chain, at_ms)
+        self._open.append((at_ms, name))
+        while self._open[0][0] < at_ms - OPEN_MS:
+            self._board.ended(self._open.popleft()[1])
+
+    def ended(self, ended: Ended, at_ms: float) -> None:
+        """An attempt is over."""
+        self._board.ended(ended.name, ended.outcome, at_ms)
+        if ended.outcome == "answered":
+            self._board.lengths.add(ended.tokens)
 
     def weighed(self, sent: Sent, at_ms: float) -> Decision:
         """The choice made again."""

@@ -9,18 +9,19 @@ import msgspec
 import pytest
 from routing_world import MODEL, NOW_MS, candidates, equal, signal
 from test_routing_replay import BUSY, dispatch, told
+from usages import usage
 
 from millstream import choices, choices_text
 from millstream.choices import Span, id_of, read
 from routing.hindsight import hindsight
-from routing.replay import Decision, Moment, Sent, replay
+from routing.replay import Decision, Ended, Moment, Sent, replay
 from wire.bus import Partition
 from wire.clock import ManualClock
 from wire.codec import encode
 from wire.memory import MemoryBus
 from wire.memory_log import MemoryLog
-from wire.messages import Dispatches, Message, Snapshot
-from wire.topics import SIGNALS, WEIGHTS, all_topics, dispatches, weights_key
+from wire.messages import Dispatches, Message, Snapshot, Usages
+from wire.topics import SIGNALS, USAGE, WEIGHTS, all_topics, dispatches, weights_key
 
 A, B = candidates(2)
 
@@ -45,7 +46,8 @@ class Region:
         """Append it, so long after the message before."""
         self.clock.advance(after_ms)
         value = message if isinstance(message, bytes) else encode(message)
-        topic = {Snapshot: WEIGHTS, Dispatches: dispatches("local")}.get(type(message), SIGNALS)  # type: ignore[arg-type]
+        kinds: dict[type, str] = {Snapshot: WEIGHTS, Dispatches: dispatches("local"), Usages: USAGE}
+        topic = kinds.get(type(message), SIGNALS)
         self.log.append(Partition(topic, 0), weights_key(MODEL, "local"), value)
 
     def send(self, after_ms: int, shard: int, name: str, **fields: Any) -> None:
@@ -73,6 +75,7 @@ async def test_a_time_is_read_with_what_was_known_before_it_and_nothing_after() 
         region.write(200_000, signal(0))
         region.send(1_000, 0, "before")
         region.send(30_000, 0, "wanted")
+        region.write(0, Usages(entries=(usage("before"), usage("another"))))
         region.write(10, b"not a message")
         from_ms = region.clock.now_ms() - 1_000
         region.write(5_000, msgspec.structs.replace(equal((A, B)), version=3))
@@ -80,6 +83,7 @@ async def test_a_time_is_read_with_what_was_known_before_it_and_nothing_after() 
         found = await region.read(from_ms, region.clock.now_ms() - 400_000)
         assert versions(found) == [2, 3], "the latest before, and all since"
         assert names(found) == ["before", "wanted"]
+        assert [what.name for _, what in found if isinstance(what, Ended)] == [("before", 1), ("another", 1)]
         assert [at_ms for at_ms, _ in found] == sorted(at_ms for at_ms, _ in found)
         whole = await region.read(NOW_MS, region.clock.now_ms() + 1)
         assert (versions(whole), names(whole)) == ([1, 2, 3], ["long ago", "before", "wanted", "after"])

@@ -7,12 +7,13 @@ from typing import Any
 import msgspec
 import pytest
 from routing_world import MODEL, NOW_MS, Ingress, candidates, equal, fleet, signal, snapshot
+from usages import usage
 
 from routing.board import Candidate
 from routing.hindsight import Hindsight, hindsight
-from routing.replay import SNAPSHOTS, Decision, Moment, Sent, in_order, moments, regret, replay
+from routing.replay import OPEN_MS, SNAPSHOTS, Decision, Ended, Moment, Sent, in_order, moments, regret, replay
 from routing.swing import shares, swing
-from wire.messages import DemandSignal, Dispatch, Dispatches, EngineSignal, Snapshot
+from wire.messages import DemandSignal, Dispatch, Dispatches, EngineSignal, Snapshot, Usages
 
 A, B = candidates(2)
 BUSY: dict[str, Any] = {"queued_requests": 9, "queued_tokens": 90_000}
@@ -32,13 +33,13 @@ def dispatch(shard: int = 0, name: str = "request-0", **fields: Any) -> Dispatch
     return Dispatch(**(known | fields))
 
 
-def told(*whats: EngineSignal | Snapshot | Dispatch, at_ms: float = NOW_MS) -> list[Moment]:
+def told(*whats: EngineSignal | Snapshot | Ended | Dispatch, at_ms: float = NOW_MS) -> list[Moment]:
     return [
         Moment(at_ms, Sent(ingress="local/0", dispatch=what) if isinstance(what, Dispatch) else what) for what in whats
     ]
 
 
-def again(*whats: EngineSignal | Snapshot | Dispatch, **options: Any) -> list[Decision]:
+def again(*whats: EngineSignal | Snapshot | Ended | Dispatch, **options: Any) -> list[Decision]:
     return list(replay(told(*whats), "local", **options))
 
 
@@ -140,20 +141,69 @@ def test_only_what_is_wanted_is_weighed_and_all_of_it_counts() -> None:
     assert one.offers[0].wait_ms > 0, "the first one is there"
 
 
+def ended(name: str, **fields: Any) -> Ended:
+    known: dict[str, Any] = {"model": MODEL, "name": (name, 1), "outcome": "answered", "tokens": 9}
+    return Ended(**(known | fields))
+
+
+def test_what_is_over_makes_room_at_once() -> None:
+    full = [signal(0, slots=4), equal((A,)), *(dispatch(0, f"r{n}", prompt_tokens_estimate=1) for n in range(9))]
+    over = [ended(f"r{n}") for n in range(8)]
+    waits_ms = [again(*full, *some, dispatch(0, "last"))[-1].offers[0].wait_ms for some in ([], over)]
+    assert waits_ms[1] < waits_ms[0] / 4, "one of nine is left, and four have a slot"
+
+
+def test_endings_in_error_are_held_against_the_engine() -> None:
+    first = [signal(0), signal(1), equal((A, B)), dispatch(0, "r")]
+    losses = [
+        again(*first, ended("r", outcome=outcome), dispatch(0, "last"))[-1].offers[0].loss
+        for outcome in ("answered", None, "failed")
+    ]
+    assert losses[2] - losses[0] == pytest.approx(0.5), "1 − 2^−1"
+    assert losses[1] == losses[0]
+
+
+def test_how_long_answers_get_is_learned_from_those_that_ended() -> None:
+    busy = [signal(0, running=40, slots=32), equal((A,)), *(dispatch(0, f"r{n}") for n in range(64))]
+    over = [ended(f"r{n}", tokens=2_000) for n in range(64)]
+    short = [ended(f"r{n}", tokens=2) for n in range(64)]
+    waits_ms = [again(*busy, *some, dispatch(0, "last"))[-1].offers[0].wait_ms for some in (short, over)]
+    assert waits_ms[1] > 2 * waits_ms[0], "until a slot is free"
+
+
+def test_what_no_ending_is_heard_of_is_over_some_day() -> None:
+    early = told(signal(0), equal((A,)), *(dispatch(0, f"r{n}") for n in range(50)))
+    later = [
+        told(signal(0, at_ms=round(at_ms)), dispatch(0, "long", prompt_tokens_estimate=90_000), at_ms=at_ms)
+        for at_ms in (NOW_MS + OPEN_MS + 1, NOW_MS + OPEN_MS + 1_000)
+    ]
+    *_, before, after = replay([*early, *later[0], *later[1]], "local")
+    assert after.offers[0].loss < before.offers[0].loss - 5, "fifty would have waited for that prompt"
+
+
 def test_records_are_moments_in_order_of_time() -> None:
     late = Dispatches(ingress="i", incarnation="x", at_ms=NOW_MS + 9, sent=(dispatch(0), dispatch(1, at_ms=None)))
     demand = DemandSignal(ingress="i", slot=0, incarnation="x", region="local", model="", at_ms=NOW_MS)
     found = in_order(
         moment
-        for message, logged_ms in ((late, NOW_MS + 10), (signal(0), NOW_MS), (equal((A,)), NOW_MS + 1), (demand, 0))
+        for message, logged_ms in (
+            (late, NOW_MS + 10),
+            (signal(0), NOW_MS),
+            (equal((A,)), NOW_MS + 1),
+            (demand, 0),
+            (Usages(entries=(usage("r", reason="moved"),)), NOW_MS + 5),
+        )
         for moment in moments(message, logged_ms)
     )
     assert [(at_ms - NOW_MS, type(what)) for at_ms, what in found] == [
         (0, EngineSignal),
         (0, Sent),
         (1, Snapshot),
+        (5, Ended),
         (9, Sent),
     ]
+    over = Ended(model="simulated", name=("r", 1), outcome="timed_out", tokens=7)
+    assert found[3].what == over
 
 
 def test_one_that_was_not_able_and_would_have_lost_less_is_no_regret() -> None:
