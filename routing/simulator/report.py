@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
-from statistics import fmean, pstdev
 
 from routing.simulator.flight import Outcome
 from routing.simulator.sequence import Sequence
@@ -80,13 +79,6 @@ def shares(outcome: Outcome, window_ms: float = WINDOW_MS) -> list[list[float]]:
             window = work.setdefault(int(one.queued_ms // window_ms), [0.0] * len(outcome.by_engine))
             window[engine] += work_ms(one, timing)
     return [[each / sum(work[window]) for each in work[window]] for window in sorted(work)]
-
-
-def swing(windows: Many[Many[float]]) -> float:
-    """How shares vary from window to window: the engines' mean standard deviation, next to an even share. 0 of none."""
-    if not windows:
-        return 0.0
-    return fmean(pstdev(engine) for engine in zip(*windows, strict=True)) * len(windows[0])
 
 
 def spread(outcome: Outcome) -> float:

@@ -7,6 +7,7 @@ from itertools import count
 
 import pytest
 
+from routing.shares import swing
 from routing.simulator.conditions import Conditions, Crash, CutOff, Slow
 from routing.simulator.fleet import Fleet, Seat
 from routing.simulator.flight import Outcome
@@ -14,7 +15,7 @@ from routing.simulator.generated import Traffic, generate
 from routing.simulator.ingress import Ingress, PeerIngress
 from routing.simulator.peers.load import LeastLoad, RoundRobin
 from routing.simulator.policy import Policy
-from routing.simulator.report import report, shares, swing
+from routing.simulator.report import report, shares
 from routing.simulator.run import run, simulate
 from routing.simulator.signals import Index, Seen, Sent, Signal, take
 from routing.simulator.timing import COLD, Timing
