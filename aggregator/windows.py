@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
+from aggregator.served import Served
 from aggregator.traffic import Asked
 from routing import sketch
 from routing.earlier import Feedback, reweighed
@@ -69,6 +70,7 @@ class Windows:
         self._patience_ms = patience_ms
         self._feedback = feedback
         self._asked = Asked()
+        self._served = Served()
         self._weights: dict[str, float] = {}
         """by engine: the feedback's"""
         self._plans: dict[str, dict[str, Plan]] = {}
@@ -132,9 +134,13 @@ class Windows:
         traffic, before = self._asked.of(model, self._time_ms), self._plans.get(model)
         network = replace(self._network, rollout=self._rollouts.get(model, {}))
         plans = self._plans[model] = plan(views, regions, traffic, network, before, self._patience_ms)
-        return [self._snapshot(model, region, made, mine, now_ms) for region, made in plans.items()]
+        ready = [engine.signal.engine for engine in mine if engine.signal.state == "ready"]
+        swing = self._served.swing(model, ready, self._time_ms)
+        return [self._snapshot(model, region, made, mine, swing, now_ms) for region, made in plans.items()]
 
-    def _snapshot(self, model: str, region: str, made: Plan, mine: list[Engine], now_ms: int) -> Snapshot:
+    def _snapshot(
+        self, model: str, region: str, made: Plan, mine: list[Engine], swing: float | None, now_ms: int
+    ) -> Snapshot:
         seen = list(self._buckets.get(model, {}).values())
         ended = sum(bucket.ended for bucket in seen)
         return Snapshot(
@@ -152,6 +158,8 @@ class Windows:
             queued_requests=sum(max(engine.signal.queued_requests, 0) for engine in mine),
             error_rate=sum(bucket.bad for bucket in seen) / ended if ended else 0.0,
             why=made.why,
+            regret_ms=made.regret_ms,
+            swing=swing,
         )
 
     def _view(self, engine: Engine, now_ms: int) -> EngineView:
@@ -171,6 +179,7 @@ class Windows:
         profile = learn(before.profile if before is not None else UNMEASURED, signal)
         self._engines[name] = Engine(signal, self._time_ms, profile)
         self._bucket(signal.model, now_ms).add_engine(signal)
+        self._served.add(signal.model, signal.engine, signal.finished, self._time_ms)
         if self._feedback is not None:
             self._feedback.heard(signal)
         if signal.errors > 0:

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+from wire.messages import Snapshot
 
 _LOSSES = (0.1, 0.2, 0.5, 1, 1.5, 2, 3, 5, 10)
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 60, 300)
@@ -40,6 +45,9 @@ class Metrics:
         # prompt tokens, as estimated, that were thought to be in the cache of the engine chosen; and all of them
         self.affine_tokens = Counter("millstream_ingress_affine_tokens", "Cached", ["model"], registry=registry)
         self.routed_tokens = Counter("millstream_ingress_routed_tokens", "Routed", ["model"], registry=registry)
+        # how well the model's engines share the load, by the latest snapshot: `regret_ms` and `swing` in docs/wire.md
+        self.regret_seconds = Gauge("millstream_ingress_regret_seconds", "Regret", ["model"], registry=registry)
+        self.swing_ratio = Gauge("millstream_ingress_swing_ratio", "Swing of shares", ["model"], registry=registry)
         # requests shed as the snapshot says
         self.shed = Counter("millstream_ingress_shed", "Requests shed", ["model"], registry=registry)
         # Cancels by reason (client_gone, gave_up, moved)
@@ -56,6 +64,13 @@ class Metrics:
         self.credentials_age_seconds = Gauge(
             "millstream_ingress_credentials_age_seconds", "Credential cache age", registry=registry
         )
+
+    def shared(self, snapshots: Mapping[str, Snapshot]) -> None:
+        """How each model's traffic is shared; what isn't known is no number."""
+        for model, snapshot in snapshots.items():
+            regret_ms, swing = snapshot.regret_ms, snapshot.swing
+            self.regret_seconds.labels(model).set(math.nan if regret_ms is None else regret_ms / 1_000)
+            self.swing_ratio.labels(model).set(math.nan if swing is None else swing)
 
     def exposition(self) -> bytes:
         """Prometheus' text format."""

@@ -168,6 +168,7 @@ class Ingress:
     def _refresh(self) -> None:
         self._metrics.log_age_seconds.set(self._pulse.age_ms() / 1_000)
         self._metrics.credentials_age_seconds.set(self._views.credentials.age_ms / 1_000)
+        self._metrics.shared(self._views.weights.snapshots)
 
 
 async def build(settings: Settings, buses: Mapping[str, Bus], clock: Clock) -> Ingress:

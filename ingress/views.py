@@ -16,6 +16,7 @@ class Views:
     def __init__(self, bus: Bus, region: str, weights: Weights, router: Router, dead: Dump, clock: Clock) -> None:
         self.credentials = Follower[Credential](bus, CREDENTIALS, Credential, clock=clock, dead=dead)
         self.models = Follower[Model](bus, CATALOGUE, Model, clock=clock, dead=dead)
+        self.weights = weights
         self._readings = (
             self.credentials,
             self.models,

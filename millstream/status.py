@@ -59,6 +59,19 @@ class EngineStatus(msgspec.Struct, frozen=True, kw_only=True):
     age_ms: int
 
 
+class RoutingStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """How a model's traffic is shared, by control's latest snapshot."""
+
+    model: str
+    why: str
+    demand_per_s: float | None
+    """requests"""
+    regret_ms: float | None
+    swing: float | None
+    """both as in `Snapshot`"""
+    age_ms: int
+
+
 class BacklogStatus(msgspec.Struct, frozen=True, kw_only=True):
     """Records that a consumer group hasn't dealt with yet."""
 
@@ -76,6 +89,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     uptime_s: float
     processes: tuple[ProcessStatus, ...]
     engines: tuple[EngineStatus, ...]
+    routing: tuple[RoutingStatus, ...]
     queues: tuple[BacklogStatus, ...]
     """by fleet: requests that no worker has taken on"""
     ledger_lag: int | None
@@ -128,6 +142,7 @@ def report(run: Run, log: FromLog | None, wrong: dict[str, str], storage_bytes: 
         uptime_s=(now_ms - run.started_ms) / 1000,
         processes=processes,
         engines=engines,
+        routing=() if log is None else routing_statuses(log.seen.snapshots, now_ms),
         queues=() if log is None else tuple(BacklogStatus(name=q.group, records=q.records) for q in log.queues),
         ledger_lag=None if log is None else log.ledger.records,
         storage_bytes=storage_bytes,
@@ -175,6 +190,21 @@ def engine_statuses(
             age_ms=max(0, now_ms - signal.at_ms),
         )
         for name, signal in sorted(engines.items())
+    )
+
+
+def routing_statuses(snapshots: dict[str, Snapshot], now_ms: int) -> tuple[RoutingStatus, ...]:
+    """Models by name."""
+    return tuple(
+        RoutingStatus(
+            model=model,
+            why=snapshot.why,
+            demand_per_s=snapshot.demand,
+            regret_ms=snapshot.regret_ms,
+            swing=snapshot.swing,
+            age_ms=max(0, now_ms - snapshot.created_ms),
+        )
+        for model, snapshot in sorted(snapshots.items())
     )
 
 

@@ -15,7 +15,13 @@ def as_text(report: Report) -> str:
     storage = ", ".join(f"{name} {size(count)}" for name, count in report.storage_bytes.items())
     lag = "unknown" if report.ledger_lag is None else f"{report.ledger_lag} usage records behind"
     queues = "\n".join(f"queue   {queue.records} waiting in {queue.name}" for queue in report.queues)
-    parts = [head, _processes(report), _engines(report), "\n".join(filter(None, (queues, f"ledger  {lag}")))]
+    parts = [
+        head,
+        _processes(report),
+        _engines(report),
+        _routing(report),
+        "\n".join(filter(None, (queues, f"ledger  {lag}"))),
+    ]
     return "\n\n".join(filter(None, (*parts, f"storage {storage}")))
 
 
@@ -43,6 +49,20 @@ def _engines(report: Report) -> str:
         for one in report.engines
     ]
     return table(("engine", "state", "shards", "running", "queued", "slots", "weight", "signal"), rows)
+
+
+def _routing(report: Report) -> str:
+    rows = [
+        (
+            one.model,
+            None if one.demand_per_s is None else f"{one.demand_per_s:.1f}/s",
+            None if one.regret_ms is None else f"{one.regret_ms:.0f} ms",
+            None if one.swing is None else f"{one.swing:.0%}",
+            one.why,
+        )
+        for one in report.routing
+    ]
+    return table(("routing", "demand", "regret", "swing", ""), rows) if rows else ""
 
 
 def duration(seconds: float | None) -> str:

@@ -46,6 +46,14 @@ class Curve:
             return float("inf")
         return self.base_ms + self.scale_ms / (1 - load / self.capacity)
 
+    def spent_ms(self, load: float, headroom: float) -> float:
+        """What all its requests take in a second, in ms: finite at any load, as one more than there is headroom for
+        costs what the last one did."""
+        most = headroom * self.capacity
+        if load <= most:
+            return load * self.ms(load)
+        return most * self.ms(most) + (load - most) * (self.base_ms + self.scale_ms / (1 - headroom) ** 2)
+
 
 class Curves:
     """The engines of all groups. Loads have a row for each case that is asked, and a column for each group."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from routing.board import Candidate
 from routing.replay import Decision
-from routing.swing import WINDOW_MS, shares, swing
+from routing.shares import WINDOW_MS, by_window, swing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +70,7 @@ class _Tally:
     def sum_up(self, model: str, window_ms: float) -> Hindsight:
         regrets = sorted(self.regrets)
         known = [regret for regret, _ in regrets]
-        windows = shares(self.work, {engine for _, engine, _ in self.work}, window_ms)
+        windows = by_window(self.work, {engine for _, engine, _ in self.work}, window_ms)
         return Hindsight(
             model=model,
             decisions=len(self.work),

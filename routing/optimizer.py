@@ -92,6 +92,8 @@ class Solution:
     """what one more request a second of capacity would save, by group; 0 where there is room"""
     latency_ms: float
     """a served request's mean, trip included"""
+    serving_ms: float
+    """the same without trips"""
 
 
 def solve(problem: Problem) -> Solution:
@@ -185,6 +187,7 @@ class _Program:
                 max(0.0, -float(solved.col_dual[self._load + m])) for m in range(len(self._problem.groups))
             ),
             latency_ms=(cost + trips) / served if served > 0 else 0.0,
+            serving_ms=cost / served if served > 0 else 0.0,
         )
 
     def _trip_ms(self, region: str, group: int) -> float:

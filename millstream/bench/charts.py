@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from millstream.bench import svg
 from millstream.bench.contenders import EARLIER, OURS, OURS_RULE
 from millstream.bench.row import Row
-from routing.swing import WINDOW_MS
+from routing.shares import WINDOW_MS
 
 _SHOWN = ("round-robin", EARLIER, "cache-aware", "dynamo-4", "lmetric", OURS, OURS_RULE)
 

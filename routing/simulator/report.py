@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
 
-from routing import swing
+from routing.shares import WINDOW_MS, by_window
 from routing.simulator.flight import Outcome
 from routing.simulator.sequence import Sequence
 from routing.simulator.timing import COLD, Timing
@@ -70,14 +70,14 @@ def report(outcome: Outcome) -> Report:
     )
 
 
-def shares(outcome: Outcome, window_ms: float = swing.WINDOW_MS) -> list[list[float]]:
+def shares(outcome: Outcome, window_ms: float = WINDOW_MS) -> list[list[float]]:
     """Window by window each engine's share of the work that came to the engines in it, as it turned out to be."""
     work = [
         (one.queued_ms, engine, work_ms(one, timing))
         for engine, (timing, done) in enumerate(zip(outcome.timings, outcome.by_engine, strict=True))
         for one in done
     ]
-    return swing.shares(work, range(len(outcome.by_engine)), window_ms)
+    return by_window(work, range(len(outcome.by_engine)), window_ms)
 
 
 def spread(outcome: Outcome) -> float:

@@ -272,3 +272,35 @@ def test_the_catalogue_says_how_far_a_version_is_rolled_out(world: World) -> Non
     assert world.snapshot().why == "version next gets 25% of the traffic, and no engine of it is ready"
     world.windows.rolled_out(MODEL, None)
     assert world.snapshot().why == "the GPU engines serve"
+
+
+def served(world: World, counts: list[tuple[int, int]], seconds: int = 10) -> Snapshot:
+    """Two engines that ended so many requests in each window; the last snapshot."""
+    for first, second in counts:
+        for _ in range(seconds):
+            at_ms = world.now_ms + 1_000
+            asked = alive(model=MODEL, requests_per_s=float(first + second))
+            ended = (signal(0, finished=first, at_ms=at_ms), signal(1, finished=second, at_ms=at_ms))
+            world.hear(asked, *ended, after_ms=1_000)
+            made = world.snapshot()
+    return made
+
+
+def test_a_snapshot_says_how_the_shares_swing(world: World) -> None:
+    assert served(world, [(5, 5)]).swing is None, "nobody knows yet"
+    assert served(world, [(5, 5)] * 4).swing == 0
+    assert (served(world, [(9, 1), (1, 9)] * 3).swing or 0) > 0.5
+
+
+def test_another_set_of_engines_begins_anew(world: World) -> None:
+    assert served(world, [(9, 1), (1, 9)] * 3).swing is not None
+    world.hear(signal(2), after_ms=500)
+    assert world.snapshot().swing is None
+
+
+def test_a_snapshot_says_what_a_request_took_longer_than_it_had_to(world: World) -> None:
+    assert served(world, [(0, 0)]).regret_ms is None
+    even, skewed = served(world, [(10, 10)] * 4), served(world, [(20, 0)] * 4)
+    assert even.regret_ms is not None
+    assert skewed.regret_ms is not None
+    assert skewed.regret_ms > even.regret_ms + 100

@@ -65,7 +65,16 @@ def from_log(signal_age_ms: int = 100) -> FromLog:
         slots=32,
     )
     route = Route(fleet=FLEET, shard=0, engine="engine-0", weight=0.75)
-    snapshot = Snapshot(model="simulated", region="local", version=1, created_ms=NOW_MS, routes=(route, route))
+    snapshot = Snapshot(
+        model="simulated",
+        region="local",
+        version=1,
+        created_ms=NOW_MS,
+        routes=(route, route),
+        demand=3.0,
+        why="the GPU engines serve",
+        regret_ms=12.0,
+    )
     return FromLog(
         seen=Seen(engines={"engine-0": signal}, snapshots={"simulated": snapshot}),
         queues=(Backlog(group="workers.f", records=5),),
@@ -104,6 +113,8 @@ def test_each_kind_of_trouble_is_named() -> None:
     }
     shown = status_text.as_text(found)
     assert shown.startswith("NOT healthy")
+    routing = " ".join(shown.split("routing", 1)[1].split())
+    assert routing.startswith("demand regret swing simulated 3.0/s 12 ms - the GPU engines serve")
     assert "no signal for 6 s" in shown
 
 

@@ -24,6 +24,13 @@ def test_a_queues_latency_has_its_pole_at_the_capacity() -> None:
     assert queue(100).ms(100) == math.inf
 
 
+def test_what_is_spent_goes_on_rising_where_there_is_no_headroom_any_more() -> None:
+    spent = [queue(100).spent_ms(load, 0.9) for load in (0, 50, 90, 91, 101)]
+    assert spent[:3] == pytest.approx([0, 50 * 20, 90 * 100])
+    assert spent[3] - spent[2] == pytest.approx(1_000), "one more at 90 of 100 adds 100 ÷ (100 − 90)² seconds"
+    assert spent[4] - spent[3] == pytest.approx(10_000)
+
+
 def test_equal_engines_share_equally() -> None:
     shares = Curves([[queue(10)] * 4], HEADROOM).share(np.array([[20.0]]))
     assert shares.tolist() == [pytest.approx([5, 5, 5, 5])]

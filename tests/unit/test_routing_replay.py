@@ -12,7 +12,6 @@ from usages import usage
 from routing.board import Candidate
 from routing.hindsight import Hindsight, hindsight
 from routing.replay import OPEN_MS, SNAPSHOTS, Decision, Ended, Moment, Sent, in_order, moments, regret, replay
-from routing.swing import shares, swing
 from wire.messages import DemandSignal, Dispatch, Dispatches, EngineSignal, Snapshot, Usages
 
 A, B = candidates(2)
@@ -247,8 +246,3 @@ def test_models_are_apart_and_shares_that_change_sides_swing() -> None:
     first, second = hindsight(replay(sent, "local"))
     assert (first.model, second.model) == ("a", "b")
     assert first.swing == 1.0, "shares of 1, 0, 1, 0: they deviate by a half, and an even share is a half"
-
-
-def test_shares_are_of_a_windows_work() -> None:
-    assert shares([(0.0, "a", 3.0), (5.0, "b", 1.0), (25.0, "b", 2.0)], ["a", "b"], 10.0) == [[0.75, 0.25], [0.0, 1.0]]
-    assert swing(shares([], [])) == 0.0

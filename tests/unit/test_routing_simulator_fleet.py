@@ -7,6 +7,7 @@ from itertools import count
 
 import pytest
 
+from routing.shares import swing
 from routing.simulator.conditions import Conditions, Crash, CutOff, Slow
 from routing.simulator.fleet import Fleet, Seat
 from routing.simulator.flight import Outcome
@@ -19,7 +20,6 @@ from routing.simulator.run import run, simulate
 from routing.simulator.signals import Index, Seen, Sent, Signal, take
 from routing.simulator.timing import COLD, Timing
 from routing.simulator.trace import Arrival
-from routing.swing import swing
 
 
 def steady(requests: int, every_ms: float, *, prompt: int = 640, output: int = 50, region: str = "") -> list[Arrival]:
