@@ -9,7 +9,7 @@ from __future__ import annotations
 import abc
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
 from wire.bus import Bus, Partition, Producer, Reader, Record, Start
@@ -75,7 +75,7 @@ class _Background(abc.ABC):
             partitions = await self._assigned(reader)
             await self._began()
             while True:
-                for record in await reader.poll(POLL_MS):
+                for record in self._counting(await reader.poll(POLL_MS)):
                     await self._take(record)
                 await self._polled(reader, partitions)
         finally:
@@ -107,6 +107,10 @@ class _Background(abc.ABC):
             # a reader that dies silently would be worse than one message lost on a fault of its handler
             _log.exception("%s[%d] offset %d was read, but could not be handled", *record.at, record.offset)
 
+    def _counting(self, records: Sequence[Record]) -> Iterable[Record]:
+        """Of the records that came together, those that matter."""
+        return records
+
     @abc.abstractmethod
     async def _began(self) -> None:
         """The positions are fixed."""
@@ -137,7 +141,8 @@ class Follower(_Background, Generic[T]):
         on_change: Callable[[str, T | None], None] | None = None,
         check_every_ms: int = 1_000,
     ) -> None:
-        """`kind`: message class or union of `T`. `on_change` gets a key and its new message, None when it is gone."""
+        """`kind`: message class or union of `T`. `on_change` gets a key and its new message, None when it is gone; of
+        several that came together only the last."""
         super().__init__(bus, topic, "earliest", dead)
         self._kind = kind
         self._clock = clock
@@ -170,6 +175,10 @@ class Follower(_Background, Generic[T]):
         if self.checked_at_monotonic_ms is None:
             return float("inf")
         return self._clock.monotonic_ms() - self.checked_at_monotonic_ms
+
+    def _counting(self, records: Sequence[Record]) -> Iterable[Record]:
+        # An hour of snapshots may wait when a process starts: of each key only the last is worth decoding.
+        return {(record.partition, record.key): record for record in records}.values()
 
     async def _began(self) -> None:
         """What counts is when it has caught up."""
