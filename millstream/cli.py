@@ -288,6 +288,7 @@ def bench_pipeline(count: int, output: Path | None, as_json: bool) -> None:
 @click.option("--quick", is_flag=True, help="Only the beginning of each trace.")
 @click.option("--peers", is_flag=True, help="Run the real router of ai-dynamo, too, in an environment of its own.")
 @click.option("--output", type=click.Path(path_type=Path, file_okay=False), help="Write figures and charts here.")
+@click.option("--list", "only_list", is_flag=True, help="Only say which sections and policies there are.")
 @_json
 def bench_routing(
     sections: tuple[str, ...],
@@ -295,11 +296,15 @@ def bench_routing(
     quick: bool,
     peers: bool,
     output: Path | None,
+    only_list: bool,
     as_json: bool,
 ) -> None:
     """Compare ways to route in virtual time, on traces of real traffic. Starts no stack."""
     from millstream.bench import routing
 
+    if only_list:
+        click.echo(routing.what_there_is())
+        return
     found = routing.measure(sections, policies, quick=quick, peers=peers, output=output, say=_say)
     click.echo(routing.as_json(found) if as_json else routing.as_text(found))
 

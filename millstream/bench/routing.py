@@ -55,10 +55,16 @@ def measure(
     return figures
 
 
+def what_there_is() -> str:
+    """Sections with their scenarios, and policies."""
+    sections = [(name, ", ".join(scenario.name for scenario in made())) for name, made in SECTIONS.items()]
+    return f"{table(('section', 'scenarios'), sections)}\n\n{table(('policy',), [(name,) for name in CONTENDERS])}"
+
+
 def _check(names: Sequence[str], known: Iterable[str]) -> None:
     for name in names:
         if name not in known:
-            raise click.BadParameter(f"{name!r} is none of {', '.join(known)}")
+            raise click.BadParameter(f"{name!r} is none of: {', '.join(known)}. `--list` says what these are.")
 
 
 def rows(sections: Sequence[str], policies: Sequence[str], *, quick: bool, say: Say) -> Iterator[Row]:

@@ -69,6 +69,11 @@ def test_only_what_is_asked_for_is_run() -> None:
             routing.measure(sections, policies, quick=True, peers=False, output=None, say=lambda _: None)
 
 
+def test_it_says_what_there_is() -> None:
+    shown = routing.what_there_is()
+    assert all(name in shown for name in (*SECTIONS, *CONTENDERS, "half of it in one"))
+
+
 @pytest.mark.usefixtures("only_small")
 def test_the_real_router_stands_beside_them(monkeypatch: pytest.MonkeyPatch) -> None:
     one = dynamo.Real(policy="dynamo-4", speed=4.0, summary=dynamo.summary(SUMMARY))
