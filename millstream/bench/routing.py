@@ -57,7 +57,7 @@ def measure(
 
 def what_there_is() -> str:
     """Sections with their scenarios, and policies."""
-    sections = [(name, ", ".join(scenario.name for scenario in made())) for name, made in SECTIONS.items()]
+    sections = [(name, "; ".join(scenario.name for scenario in made())) for name, made in SECTIONS.items()]
     return f"{table(('section', 'scenarios'), sections)}\n\n{table(('policy',), [(name,) for name in CONTENDERS])}"
 
 
