@@ -56,6 +56,8 @@ class EngineStatus(msgspec.Struct, frozen=True, kw_only=True):
     slots: int
     weight: float | None
     """the share of the model's new requests; None = in no snapshot"""
+    restarts: int
+    """of the engine's own process, by its worker"""
     age_ms: int
 
 
@@ -187,6 +189,7 @@ def engine_statuses(
             queued=signal.queued_requests,
             slots=signal.slots,
             weight=weights.get(name),
+            restarts=signal.restarts,
             age_ms=max(0, now_ms - signal.at_ms),
         )
         for name, signal in sorted(engines.items())

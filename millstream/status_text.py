@@ -44,11 +44,12 @@ def _engines(report: Report) -> str:
             one.queued,
             one.slots,
             None if one.weight is None else f"{one.weight:.2f}",
+            one.restarts,
             f"{one.age_ms / 1000:.1f} s ago",
         )
         for one in report.engines
     ]
-    return table(("engine", "state", "shards", "running", "queued", "slots", "weight", "signal"), rows)
+    return table(("engine", "state", "shards", "running", "queued", "slots", "weight", "restarts", "signal"), rows)
 
 
 def _routing(report: Report) -> str:

@@ -467,6 +467,8 @@ class EngineSignal(Message, frozen=True, kw_only=True):
     """since the last signal"""
     errors: int = 0
     """endings in error and engine deaths since the last signal"""
+    restarts: int = 0
+    """of the engine by its worker, in this incarnation"""
     context_tokens: int | None = None
     features: tuple[str, ...] | None = None
     """what it can do beyond plain text; None: all there is"""

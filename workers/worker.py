@@ -68,7 +68,7 @@ class Worker:
         self._state: EngineState = "loading"
         self._fingerprint: str | None = None
         self._committed: dict[Partition, Commit] = {}
-        self._deaths = 0
+        self._deaths = self._restarts = 0
         self._stack = contextlib.AsyncExitStack()
 
     # ------------------------------------------------------------ life
@@ -299,6 +299,8 @@ class Worker:
             owner.engine_died(died.suspects)
         await asyncio.sleep(RESTART_AFTER_S * self._deaths)
         await self._host.restart()
+        self._restarts += 1
+        self._state = "loading" if self._state != "draining" else "draining"
         self._gate.open()
 
     # ------------------------------------------------------------ time
@@ -363,6 +365,7 @@ class Worker:
             queued_tokens=load.waiting_tokens if load else 0,
             running=min(running, self._open_choices()),
             slots=self._settings.engine_slots,
+            restarts=self._restarts,
         )
 
 

@@ -329,7 +329,7 @@ async def test_what_the_cache_had_of_a_prompt_is_on_the_bill_and_in_the_signals(
     whole = (cached[0][1] - 1) // 64 * 64
     assert [count for count, _ in cached] == [0, whole, 0]
     await asyncio.sleep(0.6)
-    told = [s for v in floor.desk.read(SIGNALS, 0) if isinstance(s := decode(v, Signal), EngineSignal)]
+    told = signals(floor)
     assert any(signal.prefixes_full for signal in told)
     assert {link for signal in told for link in signal.prefixes_added} == set(chain[: whole * 256 // (256 * 64) + 1])
 
@@ -365,6 +365,14 @@ async def test_killing_the_engine_changes_no_token(floor: Floor) -> None:
     heard = await floor.desk.ended(request.request_id)
     assert heard.ids() == await undisturbed(floor, request)
     check_bill(floor, request, heard)
+    told = signals(floor)
+    assert [signal.restarts for signal in told] == sorted(signal.restarts for signal in told)
+    assert (told[0].restarts, told[-1].restarts, told[-1].state) == (0, 1, "ready")
+
+
+def signals(floor: Floor) -> list[EngineSignal]:
+    """What the workers said of their engines."""
+    return [s for v in floor.desk.read(SIGNALS, 0) if isinstance(s := decode(v, Signal), EngineSignal)]
 
 
 CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
