@@ -12,7 +12,7 @@ from ingress.errors import invalid, missing, unsupported
 from ingress.params import DrawSeed, Params, Tokens
 from ingress.parse import convert, json_object
 from ingress.response_format import response_format
-from ingress.tools import Tool, Tools, check_tools, tool_choice
+from ingress.tools import Tools, allowed, check_tools, tool_choice
 from wire.messages import Body
 
 
@@ -42,8 +42,8 @@ def parse_chat(raw: bytes, draw_seed: DrawSeed) -> Call:
     max_tokens = chat.max_tokens if chat.max_completion_tokens is None else chat.max_completion_tokens
     chat.check(max_tokens)
     _check_unsupported(chat)
-    tools: list[Tool] = chat.tools or []
-    check_tools(tools)
+    check_tools(chat.tools or [])
+    choice, tools = allowed(chat.tool_choice, chat.tools or [])
     body = Body(
         sampling=chat.sampling(draw_seed),
         messages=normalised(chat.messages),
@@ -53,7 +53,7 @@ def parse_chat(raw: bytes, draw_seed: DrawSeed) -> Call:
         min_tokens=chat.min_tokens or 0,
         ignore_eos=bool(chat.ignore_eos),
         tools=tuple(tool.plain() for tool in tools),
-        tool_choice=tool_choice(chat.tool_choice, tools),
+        tool_choice=tool_choice(choice, tools),
         parallel_tool_calls=chat.parallel_tool_calls is not False,
         response_format=response_format(chat.response_format),
         logprobs=_logprobs(chat),

@@ -52,6 +52,36 @@ def check_tools(tools: list[Tool]) -> None:
         names.add(function.name)
 
 
+class _Named(msgspec.Struct, frozen=True):
+    name: str
+
+
+class _Allowed(msgspec.Struct, frozen=True):
+    type: Literal["function"]
+    function: _Named
+
+
+class _Allowance(msgspec.Struct, frozen=True):
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[_Allowed], Meta(min_length=1)]
+
+
+def allowed(choice: Any, tools: list[Tool]) -> tuple[Any, list[Tool]]:
+    """A `tool_choice` of type allowed_tools is its mode, and of the tools those that it names; any other stays as it
+    is, and all tools. ApiError 400."""
+    if not isinstance(choice, dict) or choice.get("type") != "allowed_tools":
+        return choice, tools
+    try:
+        allowance = msgspec.convert(choice.get("allowed_tools"), _Allowance)
+    except msgspec.ValidationError as exc:
+        raise invalid("tool_choice", f"'tool_choice.allowed_tools': {exc}.") from exc
+    names = {one.function.name for one in allowance.tools}
+    unknown = names - {tool.function.name for tool in tools}
+    if unknown:
+        raise invalid("tool_choice", f"'tool_choice' allows {min(unknown)!r}, which is not in 'tools'.")
+    return allowance.mode, [tool for tool in tools if tool.function.name in names]
+
+
 def tool_choice(choice: Any, tools: list[Tool]) -> Any:
     """The `tool_choice` that holds: none, auto, required, or the named function; None without tools. ApiError 400."""
     if choice is None or choice in ("none", "auto"):
@@ -62,7 +92,9 @@ def tool_choice(choice: Any, tools: list[Tool]) -> Any:
         return "required"
     named = choice.get("function") if isinstance(choice, dict) and choice.get("type") == "function" else None
     if not isinstance(named, dict):
-        raise invalid("tool_choice", "'tool_choice' must be 'none', 'auto', 'required' or name a function.")
+        raise invalid(
+            "tool_choice", "'tool_choice' must be 'none', 'auto', 'required', name a function, or allow some."
+        )
     if named.get("name") not in [tool.function.name for tool in tools]:
         raise invalid("tool_choice", "'tool_choice' names a function that is not in 'tools'.")
     return {"type": "function", "function": {"name": named["name"]}}

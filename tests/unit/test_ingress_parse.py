@@ -303,6 +303,33 @@ def test_tools_and_the_choice_among_them_reach_the_engine() -> None:
     assert chat(tools=[TOOL], tool_choice={**named, "more": 1}).tool_choice == named
 
 
+def test_of_the_tools_only_those_that_are_allowed_reach_the_engine() -> None:
+    tools = [{"type": "function", "function": {"name": name}} for name in ("a", "b", "c")]
+    for mode in ("auto", "required"):
+        allowance = {"mode": mode, "tools": [tools[2], {**tools[0], "more": 1}]}
+        body = chat(tools=tools, tool_choice={"type": "allowed_tools", "allowed_tools": allowance})
+        assert [tool["function"]["name"] for tool in body.tools] == ["a", "c"]
+        assert body.tool_choice == mode
+
+
+@pytest.mark.parametrize(
+    "allowance",
+    [
+        None,
+        {},
+        {"mode": "auto"},
+        {"mode": "auto", "tools": []},
+        {"mode": "none", "tools": [TOOL]},
+        {"mode": "auto", "tools": [{"type": "function"}]},
+        {"mode": "auto", "tools": [{"type": "function", "function": {"name": "nope"}}]},
+    ],
+)
+def test_an_allowance_that_says_nothing_is_refused(allowance: object) -> None:
+    choice = {"type": "allowed_tools", "allowed_tools": allowance}
+    assert refusal(tools=[TOOL], tool_choice=choice).param == "tool_choice"
+    assert refusal(tool_choice=choice).param == "tool_choice"
+
+
 def test_a_choice_that_there_isnt_is_refused() -> None:
     bad_name = {"type": "function", "function": {"name": []}}
     for choice in ("sometimes", {"type": "x"}, {"type": "function", "name": "ping"}, 5, [], bad_name):
