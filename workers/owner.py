@@ -69,6 +69,8 @@ class Owner:
         self.shard = Shard(identity, shown)
         self.lanes = {Partition(getattr(names, lane), identity.shard): lane for lane in LANES}
         self.member: Member | None = None
+        self.wanted = False
+        """whether the group's latest proposal has the shard here; a rebalance under way changes nothing"""
         self.started: dict[Ref, float] = {}
         """when each open attempt was given to the engine, by the monotonic clock"""
         self._identity = identity
@@ -95,8 +97,13 @@ class Owner:
 
     def assigned(self) -> None:
         """The group proposes this worker. A shard that is owned, or being claimed, stays as it is (R3)."""
+        self.wanted = True
         if self.shard.phase == "idle":
             self._claim()
+
+    def elsewhere(self) -> None:
+        """The group proposes another worker. What runs goes on until a foreign Claim (R3)."""
+        self.wanted = False
 
     def _claim(self) -> None:
         nonce = secrets.token_hex(8)
@@ -159,8 +166,12 @@ class Owner:
             self.apply(self.shard.request(lane, offset, request, prepared, now_ms))
 
     def tick(self) -> None:
-        """Deadlines, Carries, early Cancels; and a shard that the group proposes but nobody claims."""
+        """Deadlines, Carries, early Cancels; a shard that the group proposes but nobody claims; and one that is another's
+        by the group, and where nothing is left to do: nothing would be appended there, so no foreign Claim be noticed."""
         self.apply(self.shard.tick(self._around.clock.now_ms()))
+        if not self.wanted and self.shard.phase == "owning" and self.shard.settled:
+            _log.info("%s: given up, as the group has it elsewhere", self._name)
+            self.apply(self.shard.release())
         if self.shard.phase == "idle" and self._proposed() and not self._reclaiming:
             self._spawn(self._reclaim(self.shard.term))
 

@@ -166,7 +166,10 @@ class Worker:
 
     async def assigned(self, partitions: frozenset[Partition]) -> None:
         """The group's proposal. Owners of shards that went elsewhere go on until a foreign Claim (R3)."""
-        for number in sorted({partition.partition for partition in partitions}):
+        numbers = {partition.partition for partition in partitions}
+        for number in self._owners.keys() - numbers:
+            self._owners[number].elsewhere()
+        for number in sorted(numbers):
             owner = self._owners.get(number)
             if owner is None:
                 owner = self._owners[number] = self._owner(number)
@@ -348,7 +351,8 @@ class Worker:
             await asyncio.sleep(SIGNAL_EVERY_S)
 
     def _signal(self) -> EngineSignal:
-        owned = [n for n, owner in sorted(self._owners.items()) if owner.shard.phase == "owning"]
+        # one that the group has elsewhere is finished here, but nothing new comes from it
+        owned = [n for n, owner in sorted(self._owners.items()) if owner.wanted and owner.shard.phase == "owning"]
         load = self._meters.load
         state: EngineState = "warming" if self._state == "ready" and not owned else self._state
         running = load.running if load else 0

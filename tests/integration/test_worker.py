@@ -441,6 +441,39 @@ async def test_a_frozen_owner_releases_nothing_once_another_has_claimed(floor: F
     check_bill(floor, request, heard)
 
 
+async def shared_out(floor: Floor) -> dict[str, tuple[int, ...]]:
+    """What each engine says it owns, once they are ready and no shard is named twice or by nobody."""
+    named: dict[str, tuple[int, ...]] = {}
+    async with asyncio.timeout(20):
+        while sorted(n for shards in named.values() for n in shards) != list(range(floor.shards)):
+            told = len(signals(floor))
+            while len(signals(floor)) < told + 2 * len(floor.running):
+                await asyncio.sleep(0.05)
+            named = {one.engine: one.shards for one in signals(floor)}
+    return named
+
+
+async def test_shards_that_went_to_another_and_came_back_differently_are_named_by_one_engine_each() -> None:
+    floor = Floor(shards=2)
+    await floor.open()
+    try:
+        await floor.hire("engine-0")
+        await floor.hire("engine-1")
+        before = await shared_out(floor)
+        # as after a freeze: its session ends, the other one takes all, and when it comes back they share anew
+        await floor.log.expire(FleetTopics(floor.fleet).group, "engine-0")
+        await asyncio.sleep(0.3)
+        after = await shared_out(floor)
+        assert before.keys() == after.keys() == {"engine-0", "engine-1"}
+        for shard in range(2):
+            request = floor.desk.request(max_tokens=3)
+            await floor.desk.send(request, shard)
+            assert isinstance((await floor.desk.ended(request.request_id)).end, End)
+        assert await shared_out(floor) == after
+    finally:
+        await floor.close()
+
+
 async def test_an_unknown_acknowledgement_makes_the_owner_claim_again(floor: Floor) -> None:
     await floor.hire()
     request = floor.desk.request(max_tokens=60)
