@@ -40,13 +40,16 @@ LATELY_MS = 10_000.0
 first find them busy, and that is no overload"""
 STEP = 0.05
 """By how much of a lost request one decision moves the line: some dozens of requests reach another one"""
+LOWER = 0.5
+"""Of what others may wait, and lose, what is left to each priority below 0: it is refused while they still find room, and
+where refusing it is enough their waits never reach what they may be"""
 LEAST_LINE, MOST_LINE = -STEP, 4.0
 """A request without any expected loss is refused last, but can be; no loss that matters is larger than the other"""
 
 
 class Gate:
     """Whom an ingress refuses: of each priority, those that have most to lose, as many as the snapshot says; and who
-    would wait for too long at the very engine that is best for all.
+    would wait for too long at the very engine that is best for all, those of a lower priority sooner.
 
     A request whose promise is broken wherever it goes costs others theirs, too, so overload is best shed there. What
     is refused must be a share of requests, though, not whatever is above a fixed loss: a slow engine keeps no promise
@@ -67,7 +70,8 @@ class Gate:
         passed_ms = 0.0 if self._at_ms is None else max(now_ms - self._at_ms, 0.0)
         self._at_ms = now_ms
         self._busy += (choice.busy - self._busy) * -math.expm1(-passed_ms / LATELY_MS)
-        if choice.wait_ms > self._patience_ms or self._breaks_more(choice):
+        part = LOWER ** max(-priority, 0)
+        if choice.wait_ms > self._patience_ms * part or self._breaks_more(choice, self._most_loss * part):
             return True
         if not share > 0:
             self._lines.pop(priority, None)
@@ -78,9 +82,9 @@ class Gate:
         self._lines[priority] = min(max(moved, LEAST_LINE), MOST_LINE + STEP)
         return above
 
-    def _breaks_more(self, choice: Choice) -> bool:
+    def _breaks_more(self, choice: Choice, most_loss: float) -> bool:
         """Whether to serve it breaks more promises than it keeps."""
-        return self._busy > BUSY and choice.loss * min(self._busy / FULL, 1.0) > self._most_loss
+        return self._busy > BUSY and choice.loss * min(self._busy / FULL, 1.0) > most_loss
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

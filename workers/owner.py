@@ -166,8 +166,11 @@ class Owner:
             self.apply(self.shard.request(lane, offset, request, prepared, now_ms))
 
     def tick(self) -> None:
-        """Deadlines, Carries, early Cancels; a shard that the group proposes but nobody claims; and one that is another's
-        by the group, and where nothing is left to do: nothing would be appended there, so no foreign Claim be noticed."""
+        """Deadlines, Carries, early Cancels; and a shard that the group proposes but nobody claims.
+
+        One that the group has elsewhere is given up once nothing is left to do: nothing would be appended there any
+        more, so a foreign Claim would never be noticed.
+        """
         self.apply(self.shard.tick(self._around.clock.now_ms()))
         if not self.wanted and self.shard.phase == "owning" and self.shard.settled:
             _log.info("%s: given up, as the group has it elsewhere", self._name)

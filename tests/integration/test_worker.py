@@ -447,7 +447,7 @@ async def shared_out(floor: Floor) -> dict[str, tuple[int, ...]]:
     async with asyncio.timeout(20):
         while sorted(n for shards in named.values() for n in shards) != list(range(floor.shards)):
             told = len(signals(floor))
-            while len(signals(floor)) < told + 2 * len(floor.running):
+            while len(signals(floor)) < told + 2 * len(floor.running):  # noqa: ASYNC110 - nobody tells of it
                 await asyncio.sleep(0.05)
             named = {one.engine: one.shards for one in signals(floor)}
     return named

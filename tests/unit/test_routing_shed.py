@@ -127,6 +127,34 @@ def test_who_waits_for_longer_than_the_patience_is_refused() -> None:
     assert not ingress.refuses(0.0, at(9.0, wait_ms=3_999, busy=1.0))
 
 
+@pytest.mark.parametrize(("flex_per_s", "default_per_s"), [(8, 8), (5, 11), (16, 2)])
+def test_the_lower_priority_is_refused_while_the_other_finds_room(flex_per_s: int, default_per_s: int) -> None:
+    gate, ends_per_s, waiting = Gate(patience_ms=2_000), 12, 0.0
+    refused, came = {0: 0, -1: 0}, {0: 0, -1: 0}
+    for step in range(60_000):
+        for priority, per_s in ((-1, flex_per_s), (0, default_per_s)):
+            if step * per_s // 1_000 == (step + 1) * per_s // 1_000:
+                continue
+            came[priority] += 1
+            if gate.refuses(priority, 0.0, at(0.1, wait_ms=waiting * 1_000 / ends_per_s), float(step)):
+                refused[priority] += 1
+            else:
+                waiting += 1
+        waiting = max(waiting - ends_per_s / 1_000, 0.0)
+    assert refused[0] == 0
+    excess = (flex_per_s + default_per_s - ends_per_s) / flex_per_s
+    assert refused[-1] == pytest.approx(excess * came[-1], rel=0.1)
+
+
+def test_a_lower_priority_may_break_fewer_promises() -> None:
+    gate = Gate(patience_ms=1e9, most_loss=3.0)
+    for second in range(60):
+        gate.refuses(0, 0.0, at(0.1, busy=1.0), second * 1_000.0)
+    assert not gate.refuses(0, 0.0, at(2.0, busy=1.0), 60_000.0)
+    assert gate.refuses(-1, 0.0, at(2.0, busy=1.0), 60_000.0)
+    assert not gate.refuses(-1, 0.0, at(1.4, busy=1.0), 60_000.0)
+
+
 def test_who_breaks_more_promises_than_may_be_is_refused_while_engines_are_busy() -> None:
     ingress = Ingress(Gate(most_loss=1.5))
     assert not ingress.refuses(0.0, at(9.0, busy=1.0)), "a moment says little"
