@@ -36,7 +36,7 @@ class Metrics:
         self.retries = Counter("millstream_ingress_retries", "Further attempts", registry=registry)
         # further attempts that the retry budget didn't allow
         self.retries_refused = Counter("millstream_ingress_retries_refused", "Refused attempts", registry=registry)
-        # choices of a shard, by what decided: affinity, loss, weight, local, backup or hashed
+        # choices of a shard, by what decided: affinity, loss, weight, local, backup, unfit or hashed
         self.choices = Counter("millstream_ingress_choices", "Choices", ["model", "reason"], registry=registry)
         # promises that a request was expected to break where it went, its own and others': 1 = one request lost
         self.expected_loss = Histogram(

@@ -11,7 +11,7 @@ from pathlib import Path
 from millstream import runfile
 from millstream.errors import StackError
 from routing.hindsight import Hindsight, hindsight
-from routing.replay import WARM_UP_MS, Decision, Moment, in_order, moments, replay
+from routing.replay import LEARN_MS, WARM_UP_MS, Decision, Moment, in_order, moments, replay
 from wire import codec
 from wire.bus import AtTime, Bus, Partition, Record, Start
 from wire.clock import SystemClock
@@ -88,7 +88,7 @@ async def _replayed(state_dir: Path, span: Span, wanted: Callable[[Dispatch], bo
 
 async def read(bus: Bus, region: str, span: Span, say: Say) -> list[Moment]:
     """Everything that a region's choices of a time were made from, in order. Unavailable while the log is away."""
-    warm = AtTime(round(span.from_ms - WARM_UP_MS))
+    warm, before = AtTime(round(span.from_ms - WARM_UP_MS)), AtTime(round(span.from_ms - LEARN_MS))
     starts: dict[Partition, Start] = {
         Partition(SIGNALS, 0): warm,
         Partition(dispatches(region), 0): warm,
@@ -100,7 +100,7 @@ async def read(bus: Bus, region: str, span: Span, say: Say) -> list[Moment]:
     admin = await bus.admin()
     reader = await bus.reader(client_id="millstream-choices")
     try:
-        starts |= {Partition(USAGE, number): warm for number in range(await admin.partitions(USAGE) or 0)}
+        starts |= {Partition(USAGE, number): before for number in range(await admin.partitions(USAGE) or 0)}
         await reader.assign(dict.fromkeys(starts, AtTime(span.until_ms)))
         ends = {at: reader.position(at) for at in starts}
         await reader.assign(starts)

@@ -95,6 +95,8 @@ def _snapshot(one: Decision) -> str:
 
 
 def _again(one: Decision) -> str:
+    if one.dispatch.reason == "unfit":
+        return "no engine could serve it, so there is nothing to compare"
     if one.again is None:
         return "nothing was known of any engine, so there is nothing to compare"
     known = f"regret {_loss(one.regret)}" if one.regret is not None else "nothing was known of that shard"

@@ -87,7 +87,7 @@ class EarlierPolicy(Policy):
         key = str(query.prefix_chain[:KEY_LINKS][-1]) if query.prefix_chain else query.request_id
         weights = {plan.candidates[n]: plan.weights.item(n) for n in able.nonzero()[0].tolist()}
         fleet, shard = hashed(weights, key)
-        return Choice(fleet, shard, reason or "hashed")
+        return Choice(fleet, shard, reason or "weight")
 
 
 def hashed(weights: Mapping[Candidate, float], key: str) -> Candidate:

@@ -121,6 +121,9 @@ class Policy:
         draw = Draw(query.request_id, query.model)
         field = self._field(query, draw, now_ms, exclude)
         if field is None:
+            there = self._there(query, exclude) if self._snapshot is not None else ()
+            if there:
+                return Choice(*_hashed(there, exclude, draw), "unfit")
             return Choice(*_hashed(_near(query, exclude), exclude, draw), "hashed")
         plan, able, relax, reason = field
         return self._least(query, plan, able, relax, draw, now_ms, reason)
@@ -262,6 +265,16 @@ class Policy:
         """Those whose engine has been heard."""
         speaks = self.board.speaks(self.board.rows(candidates))
         return [candidate for candidate, spoke in zip(candidates, speaks, strict=True) if spoke]
+
+    def _there(self, query: Query, exclude: frozenset[Shard]) -> Sequence[Candidate]:
+        """Those that live, whatever they can do."""
+        spoken = self._spoken(query.candidates)
+        alive = self.board.living(self.board.rows(spoken), SILENT_MS).tolist()
+        return [
+            candidate
+            for candidate, lives in zip(spoken, alive, strict=True)
+            if lives and candidate not in exclude and query.residency in (None, candidate.fleet.region)
+        ]
 
     def _plan(self, candidates: tuple[Candidate, ...], snapshot: Snapshot) -> Plan:
         plan = self._plans.get(id(candidates))

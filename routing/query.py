@@ -8,9 +8,10 @@ from typing import Literal
 from routing.row import Candidate
 from wire.fleet import Fleet
 
-Reason = Literal["affinity", "loss", "weight", "local", "backup", "hashed"]
+Reason = Literal["affinity", "loss", "weight", "local", "backup", "unfit", "hashed"]
 """least loss, having the prompt's beginning · least loss · equal losses, drawn by weight · least loss, the snapshot
-being stale · another one failed · without any knowledge"""
+being stale · another one failed · engines are known, and none can serve it: whichever gets it will say so · without
+any knowledge"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,7 +14,7 @@ What a replay can't know:
 - what only one ingress saw: an ending in the milliseconds before its usage is in the log, a refusal's reason, an ending
   in another region. Of an answer of several choices it knows only their sum. Where that made a difference the ingress
   knew more than the replay, and the regret is that of the replay's own ignorance;
-- what ended before it begins: how long answers get it learns anew, from what is read before the first choice weighed;
+- what ended before it begins: how long answers get it learns anew, from ten minutes before the first choice weighed;
 - shards that neither signal nor snapshot names: a choice among nothing but these can't be weighed;
 - how far the clocks of the machines are apart: what happened before what goes by what each wrote.
 """
@@ -37,6 +37,8 @@ from wire.messages import Dispatch, Dispatches, EngineSignal, FinishReason, Snap
 WARM_UP_MS = 60_000.0
 """What has to be known before the first choice that is weighed: engines tell all that is in their caches each 20 s, and
 a snapshot means nothing after 30"""
+LEARN_MS = 600_000.0
+"""How far before that endings are read: how long answers get says what a choice costs, and is learned from hundreds"""
 SNAPSHOTS = 64
 """Of a model, remembered for those who still follow an old one: a minute's"""
 OPEN_MS = 600_000.0

@@ -41,8 +41,8 @@ first find them busy, and that is no overload"""
 STEP = 0.05
 """By how much of a lost request one decision moves the line: some dozens of requests reach another one"""
 LOWER = 0.5
-"""Of what others may wait, and lose, what is left to each priority below 0: it is refused while they still find room, and
-where refusing it is enough their waits never reach what they may be"""
+"""Of what others may wait, and lose, what is left to each priority below 0: it is refused while they still find room,
+and where refusing it is enough their waits never reach what they may be"""
 LEAST_LINE, MOST_LINE = -STEP, 4.0
 """A request without any expected loss is refused last, but can be; no loss that matters is larger than the other"""
 

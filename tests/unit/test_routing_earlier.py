@@ -92,7 +92,7 @@ def test_it_chooses_only_what_is_eligible_and_says_why() -> None:
     ingress.policy.follow(snapshot({a: 0.9, b: 0.1}))
     choice, backup = ingress.pick(1, places), ingress.pick(1, candidates(3), exclude=[b])
     assert choice is not None
-    assert (choice.shard, choice.reason) == (1, "hashed")
+    assert (choice.shard, choice.reason) == (1, "weight")
     assert backup is not None
     assert backup.shard != 1
 

@@ -321,9 +321,10 @@ def test_a_request_goes_only_where_it_fits() -> None:
 def test_a_request_that_fits_nowhere_is_left_to_an_owner_to_refuse() -> None:
     places = candidates(2)
     ingress = Ingress(*(signal(n, context_tokens=100) for n in range(2)), snapshot=equal(places))
-    choice = ingress.pick(1, places, prompt_tokens=5_000)
-    assert choice is not None
-    assert choice.reason == "hashed"
+    assert {choice.reason for n in range(9) if (choice := ingress.pick(n, places, prompt_tokens=5_000))} == {"unfit"}
+    ingress.hear(signal(0, context_tokens=100, state="failed"))
+    alive = {choice.shard for n in range(9) if (choice := ingress.pick(n, places, prompt_tokens=5_000))}
+    assert alive == {1}, "and not to one that can't answer"
 
 
 def test_a_request_goes_only_where_its_features_are() -> None:
@@ -552,7 +553,7 @@ def test_a_choice_is_always_a_usable_candidate(
     assert (choice.fleet, choice.shard) in set(places) - exclude
     query = Query(request_id=f"request-{number}", model=MODEL, candidates=places, prompt_tokens=tokens)
     offers = ingress.policy.offers(query, NOW_MS, exclude)
-    assert bool(offers) == (choice.reason != "hashed")
+    assert bool(offers) == (choice.reason not in ("hashed", "unfit"))
     if offers:
         (chosen,) = (offer for offer in offers if offer.candidate == (choice.fleet, choice.shard))
         least = min(offer.loss for offer in offers if offer.able)
