@@ -7,8 +7,11 @@ second, so there is always somebody to hear.)
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+
+import msgspec
 
 from aggregator.served import Served
 from aggregator.traffic import Asked
@@ -24,6 +27,8 @@ SILENT_MS = 2_500
 """An engine that says nothing for this long gets no more traffic; it signals twice a second"""
 WINDOW_MS = 10_000
 """TTFT, TBT and errors are those of this many last milliseconds"""
+REGRET_MEMORY_MS = 30_000
+"""Regret is averaged over about so long: engines end a few requests a second, so that from one to the next it jumps"""
 _BUCKET_MS = 1_000
 _GAP_MS = 1_500
 """The most that the time counted here moves from one signal to the next"""
@@ -71,6 +76,8 @@ class Windows:
         self._feedback = feedback
         self._asked = Asked()
         self._served = Served()
+        self._regrets: dict[str, tuple[float, float]] = {}
+        """by model, smoothed, and when that was"""
         self._weights: dict[str, float] = {}
         """by engine: the feedback's"""
         self._plans: dict[str, dict[str, Plan]] = {}
@@ -136,11 +143,35 @@ class Windows:
         plans = self._plans[model] = plan(views, regions, traffic, network, before, self._patience_ms)
         ready = [engine.signal.engine for engine in mine if engine.signal.state == "ready"]
         swing = self._served.swing(model, ready, self._time_ms)
-        return [self._snapshot(model, region, made, mine, swing, now_ms) for region, made in plans.items()]
+        regret = self._regret(model, next((made.regret for made in plans.values()), None))
+        return [
+            msgspec.structs.replace(
+                self._snapshot(model, region, made, mine, now_ms),
+                regret_ms=self._lost_ms(model, regret),
+                swing=swing,
+            )
+            for region, made in plans.items()
+        ]
 
-    def _snapshot(
-        self, model: str, region: str, made: Plan, mine: list[Engine], swing: float | None, now_ms: int
-    ) -> Snapshot:
+    def _regret(self, model: str, now: float | None) -> float | None:
+        """Over REGRET_MEMORY_MS; None where it isn't known now."""
+        if now is None:
+            self._regrets.pop(model, None)
+            return None
+        before, at_ms = self._regrets.get(model, (now, self._time_ms))
+        smooth = before + (now - before) * -math.expm1((at_ms - self._time_ms) / REGRET_MEMORY_MS)
+        self._regrets[model] = smooth, self._time_ms
+        return smooth
+
+    def _lost_ms(self, model: str, regret: float | None) -> float | None:
+        """The same part of the time that a request took lately, on average, in the engines."""
+        seen = self._buckets.get(model, {}).values()
+        begun = sum(bucket.ttft.total for bucket in seen)
+        if regret is None or not begun:
+            return None
+        return regret * sum(bucket.ttft.sum_ms + bucket.tbt.sum_ms for bucket in seen) / begun
+
+    def _snapshot(self, model: str, region: str, made: Plan, mine: list[Engine], now_ms: int) -> Snapshot:
         seen = list(self._buckets.get(model, {}).values())
         ended = sum(bucket.ended for bucket in seen)
         return Snapshot(
@@ -158,8 +189,6 @@ class Windows:
             queued_requests=sum(max(engine.signal.queued_requests, 0) for engine in mine),
             error_rate=sum(bucket.bad for bucket in seen) / ended if ended else 0.0,
             why=made.why,
-            regret_ms=made.regret_ms,
-            swing=swing,
         )
 
     def _view(self, engine: Engine, now_ms: int) -> EngineView:

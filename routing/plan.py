@@ -15,7 +15,7 @@ from routing.curve import Curve
 from routing.optimizer import Group, Problem, Solution, solve
 from routing.penalties import weight_factor
 from routing.profile import UNMEASURED, Mix, Profile, curves, rate, slowed
-from routing.shares import regret_ms
+from routing.shares import regret
 from routing.shed import PATIENCE_MS, by_priority, refused, waiting
 from wire.messages import EngineSignal, Route
 
@@ -81,8 +81,8 @@ class Plan:
     prices: Mapping[str, float] = field(default_factory=dict)
     flows: Mapping[Place, float] = field(default_factory=dict)
     """shares by group: what the next plan is compared with"""
-    regret_ms: float | None = None
-    """how much longer the model's requests take than if its engines shared what they got lately best; None: too few"""
+    regret: float | None = None
+    """the part of the model's requests' time that its engines would save by sharing them best; None: too few"""
 
 
 NO_TRAFFIC = Traffic()
@@ -205,14 +205,14 @@ class _Chosen:
             shed=by_priority(part, traffic.priorities),
             prices=prices,
             flows=flowing,
-            regret_ms=self._regret_ms(),
+            regret=self._regret(),
         )
 
-    def _regret_ms(self) -> float | None:
+    def _regret(self) -> float | None:
         """Of all that the engines served lately, as if it were as much as is asked now."""
         solution = self.solution
         loads = [view.profile.load for view in self.ready]
-        return regret_ms(self.latency, loads, sum(solution.flows.values()), solution.serving_ms)
+        return regret(self.latency, loads, sum(solution.flows.values()), solution.serving_ms)
 
     def _refused(self, routes: Iterable[Route]) -> float:
         """The share to refuse, by the queues of the engines that get the region's traffic."""

@@ -18,8 +18,8 @@ LEAST_PER_S = 0.5
 """Requests a second of a model, below which its engines' loads say nothing: a handful in all that is remembered"""
 
 
-def regret_ms(latency: Sequence[Curve], loads: Sequence[float], asked: float, best_ms: float) -> float | None:
-    """By how many ms more a request takes on average than it would if the engines shared the load best.
+def regret(latency: Sequence[Curve], loads: Sequence[float], asked: float, best_ms: float) -> float | None:
+    """The part of requests' time that would be saved if the engines shared the load best: 0 if they do, below 1.
 
     `latency`, `loads`: of each engine, the latter as it was lately, in requests a second. `asked`: how many these are
     taken to be together, those for which `best_ms` is the mean of the best shares. None where there are hardly any.
@@ -29,7 +29,7 @@ def regret_ms(latency: Sequence[Curve], loads: Sequence[float], asked: float, be
         return None
     scale = asked / total
     spent_ms = sum(curve.spent_ms(load * scale, HEADROOM) for curve, load in zip(latency, loads, strict=True))
-    return max(spent_ms / asked - best_ms, 0.0)
+    return max(1 - best_ms * asked / spent_ms, 0.0)
 
 
 def by_window(
