@@ -581,8 +581,7 @@ class Snapshot(Message, frozen=True, kw_only=True):
     error_rate: float = 0.0
     why: str = ""
     regret_ms: float | None = None
-    """by how much a request took longer lately, over half a minute, than if the model's engines had shared the load best;
-    None: too few"""
+    """by how much longer a request took lately than if the model's engines had shared the load best; None: too few"""
     swing: float | None = None
     """how the engines' shares varied over two minutes, next to an even share; None: not yet known"""
 

@@ -41,12 +41,16 @@ def _ingress(policy: Policy, seat: Seat) -> Ingress:
 
 EARLIER = "earlier design"
 OURS, OURS_RULE = "millstream", "millstream + rule"
+ALL_TAKEN, ALL_TAKEN_RULE = f"{OURS}, refusing nobody", f"{OURS_RULE}, refusing nobody"
+_takes_all = partial(Production, refuses=False)
 CONTENDERS: Mapping[str, Contender] = {
     **{name: Contender(make=partial(_peer, policy)) for name, policy in PEERS.items()},
     EARLIER: Contender(make=partial(Production, earlier=True), signal_ms=SIGNAL_MS),
+    ALL_TAKEN: Contender(make=_takes_all, signal_ms=SIGNAL_MS),
+    ALL_TAKEN_RULE: Contender(make=_takes_all, rule=slack_aware, signal_ms=SIGNAL_MS),
     OURS: Contender(make=Production, signal_ms=SIGNAL_MS),
     OURS_RULE: Contender(make=Production, rule=slack_aware, signal_ms=SIGNAL_MS),
     "oracle": Contender(make=partial(_peer, Oracle)),
     "oracle + rule": Contender(make=partial(_peer, Oracle), rule=slack_aware),
 }
-"""By name. The rule is `routing.schedule`, the rest of the names say it"""
+"""By name. The rule is `routing.schedule`, the rest of the names say it. Only the earlier design and our own refuse"""

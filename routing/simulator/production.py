@@ -80,11 +80,13 @@ def _sketch(values: Iterable[tuple[float, int]]) -> Sketch:
 class Production:
     """Makes ingresses, for one run. What they have in common is the log: messages, and what control publishes.
 
-    `earlier`: of the earlier design (`routing.earlier`), at the ingresses and in control.
+    `earlier`: of the earlier design (`routing.earlier`), at the ingresses and in control. `refuses`: whether requests
+    are refused at all.
     """
 
-    def __init__(self, *, earlier: bool = False) -> None:
+    def __init__(self, *, earlier: bool = False, refuses: bool = True) -> None:
         self.earlier = earlier
+        self.refuses = refuses
         self._latest: dict[int, tuple[Signal, EngineSignal]] = {}
         self._control: Control | None = None
 
@@ -176,6 +178,8 @@ class ProductionIngress(Ingress):
 
     def _sheds(self, arrival: Arrival, choice: Choice, now_ms: float) -> bool:
         """As `ingress.router`."""
+        if not self._production.refuses:
+            return False
         share = self._snapshot.shed.get(str(arrival.priority), 0.0) if self._snapshot is not None else 0.0
         return self._gate.refuses(arrival.priority, share, choice, now_ms)
 
