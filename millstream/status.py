@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import time
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypeVar
@@ -212,9 +213,16 @@ def routing_statuses(snapshots: dict[str, Snapshot], now_ms: int) -> tuple[Routi
 
 
 def storage(state: StateDir) -> dict[str, int]:
-    """Bytes on disk by part of the state directory."""
+    """Bytes on disk by part of the state directory; what goes away meanwhile counts as nothing."""
     parts = {"kafka": state.kafka, "clickhouse": state.clickhouse, "logs": state.logs}
-    return {name: sum(_size(file) for file in part.rglob("*")) for name, part in parts.items()}
+    return {name: sum(map(_size, _files(part))) for name, part in parts.items()}
+
+
+def _files(part: Path) -> Iterator[Path]:
+    """All files below; `os.walk` passes over a directory that is gone when it gets there, as ClickHouse's tmp_… are."""
+    for directory, _, names in os.walk(part):
+        for name in names:
+            yield Path(directory, name)
 
 
 def _size(file: Path) -> int:
