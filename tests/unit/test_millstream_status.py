@@ -125,6 +125,21 @@ def test_each_kind_of_trouble_is_named() -> None:
     assert "no signal for 6 s" in shown
 
 
+def test_a_worker_that_is_heard_no_more_stays_unwell() -> None:
+    starting = a_child("worker-2", state="starting")
+    run = a_run(a_child("worker-0"), a_child("worker-1"), starting, a_child("kafka"))
+    found = report(run, from_log(), {"kafka": ""}, {}, NOW_MS)  # only engine-0 is in any signal that was read
+    assert not found.healthy
+    assert {one.name: (one.health, one.why) for one in found.processes} == {
+        "worker-0": ("ok", ""),
+        "worker-1": ("unwell", "no signal for more than 10 s"),
+        "worker-2": ("starting", "starting"),
+        "kafka": ("ok", ""),
+    }
+    away = report(run, None, {"kafka": "doesn't answer"}, {}, NOW_MS)
+    assert [one.health for one in away.processes] == ["ok", "ok", "starting", "unwell"]
+
+
 def test_without_kafka_the_rest_is_still_shown() -> None:
     found = report(a_run(a_child("kafka")), None, {"kafka": "doesn't answer"}, {}, NOW_MS)
     assert found.ledger_lag is None
