@@ -177,7 +177,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
                 raise SettingsError(f"{PREFIX}{name.upper()} is {getattr(self, name)}; it must be at least 1")
         for name in _NOT_NEGATIVE:
             if not 0 <= getattr(self, name) < math.inf:
-                raise SettingsError(f"{PREFIX}{name.upper()} is {getattr(self, name)}; it must not be negative")
+                raise SettingsError(f"{PREFIX}{name.upper()} is {getattr(self, name)}; it must be {_AT_LEAST_ZERO}")
         for name in ("port", "metrics_port"):
             if not 0 <= getattr(self, name) <= 65535:
                 raise SettingsError(f"{PREFIX}{name.upper()} is {getattr(self, name)}; a port is from 0 to 65535")
@@ -193,7 +193,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             if ways[way] in self.round_trips_ms:
                 raise SettingsError(f"{name} names both {way!r} and {ways[way]!r}, which are the same; leave one out")
             if not 0 <= ms < math.inf:
-                raise SettingsError(f"{name} says {ms} for {way!r}; it must be a finite number, 0 or more")
+                raise SettingsError(f"{name} says {ms} for {way!r}; it must be {_AT_LEAST_ZERO}")
 
     def between_ms(self) -> dict[tuple[str, str], float]:
         """Round trips between regions, as pairs."""
@@ -243,6 +243,7 @@ _AT_LEAST_ONE = (
     "snapshot_interval_ms",
     "shed_wait_ms",
 )
+_AT_LEAST_ZERO = "a finite number, 0 or more"
 _NOT_NEGATIVE = (
     "engine_queue",
     "engine_prefix_tokens",

@@ -61,6 +61,9 @@ def test_each_kind_of_value_is_read() -> None:
         ({"ENGINE_KIND": "steam"}, "use torch or simulated"),
         ({"ENGINE_DEVICE": "tpu"}, "use cpu, cuda or reference"),
         ({"POOL": "tpu"}, "use gpu or cpu"),
+        ({"SHED_LOSS": "inf"}, "MILLSTREAM_SHED_LOSS is inf; it must be a finite number, 0 or more"),
+        ({"SHED_LOSS": "nan"}, "MILLSTREAM_SHED_LOSS is nan; it must be a finite number, 0 or more"),
+        ({"SHED_LOSS": "-1"}, "MILLSTREAM_SHED_LOSS is -1.0; it must be a finite number, 0 or more"),
         ({"SLOT": "8"}, "it must be from 0 to MILLSTREAM_SLOTS - 1 = 7"),
     ],
 )
