@@ -37,13 +37,13 @@ def stdin_or(text: str) -> str:
     return text
 
 
-class StatePath(click.Path):
+class NamedPath(click.Path):
     """A path that isn't empty: pathlib takes "" for the current directory."""
 
     def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> Path:
         """The path. BadParameter when it is empty."""
         if not str(value).strip():
-            self.fail("it is empty; name a directory", param, ctx)
+            self.fail(f"it is empty; name a {'directory' if self.dir_okay else 'file'}", param, ctx)
         return Path(str(super().convert(str(value), param, ctx)))
 
 

@@ -28,7 +28,7 @@ _PORT = click.IntRange(0, 65535)
 _state = click.option(
     "--state",
     "state_dir",
-    type=arguments.StatePath(),
+    type=arguments.NamedPath(),
     default=Path(DEFAULT_STATE),
     envvar=STATE_VARIABLE,
     show_default=True,
@@ -270,16 +270,22 @@ def bench() -> None:
 
 @bench.command("pipeline")
 @click.option("--requests", "count", type=click.IntRange(20), default=400, show_default=True, help="Pairs to measure.")
-@click.option("--output", type=click.Path(path_type=Path, dir_okay=False), help="Write the figures here, as JSON.")
+@click.option("--output", type=arguments.NamedPath(dir_okay=False), help="Write the figures here, as JSON.")
 @_json
 def bench_pipeline(count: int, output: Path | None, as_json: bool) -> None:
     """What HTTP and the log add to the time to first token, next to a bare trip through the same broker."""
     from millstream.bench import pipeline
+    from millstream.bench.output import insist_file, written_to
 
-    result = _run(pipeline.measure(count, _say))
     if output is not None:
-        output.write_text(pipeline.as_json(result) + "\n")
-    click.echo(pipeline.as_json(result) if as_json else pipeline.as_text(result))
+        insist_file(output)
+    result = _run(pipeline.measure(count, _say))
+    try:
+        if output is not None:
+            with written_to(output):
+                output.write_text(pipeline.as_json(result) + "\n")
+    finally:
+        click.echo(pipeline.as_json(result) if as_json else pipeline.as_text(result))
 
 
 @bench.command("routing")
@@ -287,7 +293,7 @@ def bench_pipeline(count: int, output: Path | None, as_json: bool) -> None:
 @click.option("--policy", "policies", multiple=True, help="Only this policy; may be repeated. [default: all]")
 @click.option("--quick", is_flag=True, help="Only the beginning of each trace.")
 @click.option("--peers", is_flag=True, help="Run the real router of ai-dynamo, too, in an environment of its own.")
-@click.option("--output", type=click.Path(path_type=Path, file_okay=False), help="Write figures and charts here.")
+@click.option("--output", type=arguments.NamedPath(file_okay=False), help="Write figures and charts here.")
 @click.option("--list", "only_list", is_flag=True, help="Only say which sections and policies there are.")
 @_json
 def bench_routing(
@@ -301,12 +307,22 @@ def bench_routing(
 ) -> None:
     """Compare ways to route in virtual time, on traces of real traffic. Starts no stack."""
     from millstream.bench import routing
+    from millstream.bench.output import insist_directory, written_to
 
     if only_list:
-        click.echo(routing.what_there_is())
+        there = routing.what_there_is()
+        click.echo(routing.listed_as_json(there) if as_json else routing.listed_as_text(there))
         return
-    found = routing.measure(sections, policies, quick=quick, peers=peers, output=output, say=_say)
-    click.echo(routing.as_json(found) if as_json else routing.as_text(found))
+    asked = routing.asked(sections, policies)
+    if output is not None:
+        insist_directory(output, routing.FILES)
+    found = routing.measure(asked, quick=quick, peers=peers, say=_say)
+    try:
+        if output is not None:
+            with written_to(output):
+                routing.write(found, output)
+    finally:
+        click.echo(routing.as_json(found) if as_json else routing.as_text(found))
 
 
 @bench.command("engine")
@@ -316,17 +332,23 @@ def bench_routing(
 @click.option("--rounds", type=click.IntRange(1), default=3, show_default=True, help="A figure is their median.")
 @click.option("--quick", is_flag=True, help="Shorter answers.")
 @click.option("--threads", type=click.IntRange(1), default=2, show_default=True)
-@click.option("--output", type=click.Path(path_type=Path, file_okay=False), help="Write figures, table and chart here.")
+@click.option("--output", type=arguments.NamedPath(file_okay=False), help="Write figures, table and chart here.")
 @_json
 def bench_engine(peers: bool, rounds: int, quick: bool, threads: int, output: Path | None, as_json: bool) -> None:
     """Decoding and prefill of the engine alone, in each numerics class. Starts no stack."""
     from millstream.bench import engine, engine_setting
+    from millstream.bench.output import insist_directory, written_to
 
+    if output is not None:
+        insist_directory(output, engine.FILES)
     setting = engine_setting.prepare(peers=peers, say=_say)
     figures = engine.measure(setting, threads=threads, rounds=rounds, quick=quick, say=_say)
-    if output is not None:
-        engine.write(figures, output)
-    click.echo(engine.as_json(figures) if as_json else engine.as_text(figures))
+    try:
+        if output is not None:
+            with written_to(output):
+                engine.write(figures, output)
+    finally:
+        click.echo(engine.as_json(figures) if as_json else engine.as_text(figures))
 
 
 @cli.command(short_help="Account for ten thousand requests.")

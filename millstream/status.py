@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import time
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypeVar
@@ -13,9 +14,9 @@ import msgspec
 
 from millstream import observe, probes
 from millstream.kafka import broker
-from millstream.observe import Backlog, Seen
+from millstream.observe import LOOK_BACK_MS, Backlog, Seen
 from millstream.runfile import HOST, ChildRun, Run, alive
-from millstream.stack import CLICKHOUSE, CONTROL, INGRESS, KAFKA, LEDGER, REGION
+from millstream.stack import CLICKHOUSE, CONTROL, INGRESS, KAFKA, LEDGER, REGION, engine_of
 from millstream.state import StateDir
 from wire.clock import SystemClock
 from wire.errors import BusError
@@ -131,10 +132,8 @@ async def look(run: Run) -> Report:
 def report(run: Run, log: FromLog | None, wrong: dict[str, str], storage_bytes: dict[str, int], now_ms: int) -> Report:
     """What was found, put together. Healthy = everything runs, answers and is fresh. Pure but for `alive`."""
     engines = () if log is None else engine_statuses(log.seen.engines, log.seen.snapshots, now_ms)
-    for engine in engines:
-        stale = engine.age_ms > FRESH_MS
-        worker = engine.name.replace("engine", "worker")
-        wrong.setdefault(worker, f"no signal for {engine.age_ms / 1000:.0f} s" if stale else "")
+    if log is not None:
+        wrong = workers_wrong(run, engines) | wrong
     processes = tuple(process_status(child, wrong.get(child.name, ""), now_ms) for child in run.children)
     return Report(
         healthy=run.state == "ready" and bool(processes) and all(one.health == "ok" for one in processes),
@@ -149,6 +148,24 @@ def report(run: Run, log: FromLog | None, wrong: dict[str, str], storage_bytes: 
         ledger_lag=None if log is None else log.ledger.records,
         storage_bytes=storage_bytes,
     )
+
+
+def workers_wrong(run: Run, engines: Iterable[EngineStatus]) -> dict[str, str]:
+    """What is wrong with each worker, by its engine's latest signal: of a frozen one there is soon none to read."""
+    ages_ms = {engine.name: engine.age_ms for engine in engines}
+    return {child.name: _silence(ages_ms.get(engine)) for child in run.children if (engine := _engine_of(child.name))}
+
+
+def _engine_of(process: str) -> str | None:
+    """The engine's name of a worker; None for another process."""
+    number = process.removeprefix("worker-")
+    return engine_of(int(number)) if number != process and number.isdecimal() else None
+
+
+def _silence(age_ms: int | None) -> str:
+    if age_ms is None:
+        return f"no signal for more than {LOOK_BACK_MS / 1000:.0f} s"
+    return f"no signal for {age_ms / 1000:.0f} s" if age_ms > FRESH_MS else ""
 
 
 def process_status(child: ChildRun, wrong: str, now_ms: int) -> ProcessStatus:
@@ -212,9 +229,16 @@ def routing_statuses(snapshots: dict[str, Snapshot], now_ms: int) -> tuple[Routi
 
 
 def storage(state: StateDir) -> dict[str, int]:
-    """Bytes on disk by part of the state directory."""
+    """Bytes on disk by part of the state directory; what goes away meanwhile counts as nothing."""
     parts = {"kafka": state.kafka, "clickhouse": state.clickhouse, "logs": state.logs}
-    return {name: sum(_size(file) for file in part.rglob("*")) for name, part in parts.items()}
+    return {name: sum(map(_size, _files(part))) for name, part in parts.items()}
+
+
+def _files(part: Path) -> Iterator[Path]:
+    """All files below; `os.walk` passes over a directory that is gone when it gets there, as ClickHouse's tmp_… are."""
+    for directory, _, names in os.walk(part):
+        for name in names:
+            yield Path(directory, name)
 
 
 def _size(file: Path) -> int:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
-import orjson
 
 from wire.errors import SettingsError
 
@@ -157,6 +157,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         for region in self.residency:
             if region not in self.regions:
                 raise SettingsError(f"{PREFIX}RESIDENCY names {region!r}, but {PREFIX}REGIONS has no such region")
+        self._check_round_trips()
         if self.engine_kind not in ("torch", "simulated"):
             raise SettingsError(f"{PREFIX}ENGINE_KIND is {self.engine_kind!r}; use torch or simulated")
         if self.engine_device not in ("cpu", "cuda", "reference"):
@@ -176,10 +177,23 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
                 raise SettingsError(f"{PREFIX}{name.upper()} is {getattr(self, name)}; it must be at least 1")
         for name in _NOT_NEGATIVE:
             if not 0 <= getattr(self, name) < math.inf:
-                raise SettingsError(f"{PREFIX}{name.upper()} is {getattr(self, name)}; it must not be negative")
+                raise SettingsError(f"{PREFIX}{name.upper()} is {getattr(self, name)}; it must be {_AT_LEAST_ZERO}")
         for name in ("port", "metrics_port"):
             if not 0 <= getattr(self, name) <= 65535:
                 raise SettingsError(f"{PREFIX}{name.upper()} is {getattr(self, name)}; a port is from 0 to 65535")
+
+    def _check_round_trips(self) -> None:
+        name = f"{PREFIX}ROUND_TRIPS_MS"
+        ways = {f"{one}/{other}": f"{other}/{one}" for one in self.regions for other in self.regions if one != other}
+        for way, ms in self.round_trips_ms.items():
+            if way not in ways:
+                raise SettingsError(
+                    f'{name} names {way!r}; it must be two different regions of {PREFIX}REGIONS, joined by "/"'
+                )
+            if ways[way] in self.round_trips_ms:
+                raise SettingsError(f"{name} names both {way!r} and {ways[way]!r}, which are the same; leave one out")
+            if not 0 <= ms < math.inf:
+                raise SettingsError(f"{name} says {ms} for {way!r}; it must be {_AT_LEAST_ZERO}")
 
     def between_ms(self) -> dict[tuple[str, str], float]:
         """Round trips between regions, as pairs."""
@@ -229,6 +243,7 @@ _AT_LEAST_ONE = (
     "snapshot_interval_ms",
     "shed_wait_ms",
 )
+_AT_LEAST_ZERO = "a finite number, 0 or more"
 _NOT_NEGATIVE = (
     "engine_queue",
     "engine_prefix_tokens",
@@ -250,9 +265,24 @@ def _parse(name: str, text: str, kind: Any) -> Any:
     try:
         if kind in (int, float, bool):
             return msgspec.convert(text, kind, strict=False)
-        return msgspec.convert(orjson.loads(text), kind)
-    except (msgspec.ValidationError, orjson.JSONDecodeError) as exc:
+        return msgspec.convert(json.loads(text, object_pairs_hook=_distinct), kind)
+    except _Repeated as exc:
+        raise SettingsError(f"{name} names {exc} twice; leave one out") from exc
+    except (msgspec.ValidationError, ValueError, OverflowError, RecursionError) as exc:
         want = {int: "a whole number", float: "a number", bool: "true or false"}.get(
             kind, "JSON as docs/operating.md shows"
         )
         raise SettingsError(f"{name} is {text!r}; it must be {want}") from exc
+
+
+class _Repeated(Exception):
+    """A name that a JSON object has more than once; a parser would keep the last of its values and say nothing."""
+
+
+def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in found:
+            raise _Repeated(repr(name))
+        found[name] = value
+    return found

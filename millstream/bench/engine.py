@@ -184,9 +184,11 @@ def chart(figures: Figures) -> str:
     return svg.bars("Tokens a second, SmolLM2-135M, two threads", values, y="tokens/s")
 
 
+FILES = ("figures.json", "table.md", "engine.svg")
+
+
 def write(figures: Figures, output: Path) -> None:
-    """figures.json, table.md and engine.svg."""
-    output.mkdir(parents=True, exist_ok=True)
-    (output / "figures.json").write_text(as_json(figures) + "\n")
-    (output / "table.md").write_text(as_markdown(figures) + "\n")
-    (output / "engine.svg").write_text(chart(figures))
+    """`FILES` into a directory. OSError."""
+    texts = (as_json(figures) + "\n", as_markdown(figures) + "\n", chart(figures))
+    for name, text in zip(FILES, texts, strict=True):
+        (output / name).write_text(text)

@@ -37,34 +37,72 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
     """of the real router"""
 
 
-def measure(
-    sections: Sequence[str], policies: Sequence[str], *, quick: bool, peers: bool, output: Path | None, say: Say
-) -> Figures:
-    """All that is asked for; with `output` figures.json and charts go there, too. ClickException for unknown names."""
-    _check(sections, SECTIONS)
-    _check(policies, CONTENDERS)
-    figures = Figures(
-        rows=list(rows(sections or tuple(SECTIONS), policies, quick=quick, say=say)),
+class Asked(msgspec.Struct, frozen=True, kw_only=True):
+    """What to measure: known names, each once."""
+
+    sections: tuple[str, ...]
+    policies: tuple[str, ...]
+    """none: all that a scenario has"""
+
+
+def asked(sections: Sequence[str], policies: Sequence[str]) -> Asked:
+    """What these names ask for; no sections are all. ClickException for unknown ones."""
+    return Asked(
+        sections=_known(sections, SECTIONS) or tuple(SECTIONS),
+        policies=_known(policies, CONTENDERS),
+    )
+
+
+def measure(asked: Asked, *, quick: bool, peers: bool, say: Say) -> Figures:
+    """All that is asked for."""
+    return Figures(
+        rows=list(rows(asked.sections, asked.policies, quick=quick, say=say)),
         real=list(replay(REAL_SPEEDS, say)) if peers else [],
     )
-    if output is not None:
-        output.mkdir(parents=True, exist_ok=True)
-        (output / "figures.json").write_text(as_json(figures) + "\n")
-        for name, chart in charts(figures.rows).items():
-            (output / f"{name}.svg").write_text(chart)
-    return figures
 
 
-def what_there_is() -> str:
+FIGURES = "figures.json"
+FILES = (FIGURES,)
+"""What is written whatever is measured; charts come beside it"""
+
+
+def write(figures: Figures, output: Path) -> None:
+    """Figures and charts into a directory. OSError."""
+    (output / FIGURES).write_text(as_json(figures) + "\n")
+    for name, chart in charts(figures.rows).items():
+        (output / f"{name}.svg").write_text(chart)
+
+
+class Listed(msgspec.Struct, frozen=True, kw_only=True):
+    """What can be asked for."""
+
+    sections: dict[str, tuple[str, ...]]
+    """scenarios' names, by section"""
+    policies: tuple[str, ...]
+
+
+def what_there_is() -> Listed:
     """Sections with their scenarios, and policies."""
-    sections = [(name, "; ".join(scenario.name for scenario in made())) for name, made in SECTIONS.items()]
-    return f"{table(('section', 'scenarios'), sections)}\n\n{table(('policy',), [(name,) for name in CONTENDERS])}"
+    sections = {name: tuple(scenario.name for scenario in made()) for name, made in SECTIONS.items()}
+    return Listed(sections=sections, policies=tuple(CONTENDERS))
 
 
-def _check(names: Sequence[str], known: Iterable[str]) -> None:
+def listed_as_json(listed: Listed) -> str:
+    """For programs."""
+    return msgspec.json.format(msgspec.json.encode(listed), indent=2).decode()
+
+
+def listed_as_text(listed: Listed) -> str:
+    """For people."""
+    sections = [(name, "; ".join(scenarios)) for name, scenarios in listed.sections.items()]
+    return f"{table(('section', 'scenarios'), sections)}\n\n{table(('policy',), [(name,) for name in listed.policies])}"
+
+
+def _known(names: Sequence[str], known: Iterable[str]) -> tuple[str, ...]:
     for name in names:
         if name not in known:
             raise click.BadParameter(f"{name!r} is none of: {', '.join(known)}. `--list` says what these are.")
+    return tuple(dict.fromkeys(names))
 
 
 def rows(sections: Sequence[str], policies: Sequence[str], *, quick: bool, say: Say) -> Iterator[Row]:

@@ -74,6 +74,7 @@ def test_tables_and_charts_show_medians_and_gaps(tmp_path: Path) -> None:
     )
     assert engine.as_text(figures).splitlines()[1].split() == ["8", "streams", "284", "157"]
     assert "| perplexity, mill | 17.16 | - |" in engine.as_markdown(figures)
+    (tmp_path / "out").mkdir()
     engine.write(figures, tmp_path / "out")
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["engine.svg", "figures.json", "table.md"]
     assert "a" in (tmp_path / "out" / "engine.svg").read_text()

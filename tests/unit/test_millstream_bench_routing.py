@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import json
+import os
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterator
 from dataclasses import replace
@@ -11,13 +14,16 @@ from pathlib import Path
 import click
 import msgspec
 import pytest
+from click.testing import CliRunner, Result
 
-from millstream.bench import dynamo, routing, svg, traces
+from millstream import cli
+from millstream.bench import dynamo, engine_setting, pipeline, routing, svg, traces
 from millstream.bench.charts import charts
 from millstream.bench.contenders import CONTENDERS, EARLIER, OURS
+from millstream.bench.output import insist_directory, insist_file
 from millstream.bench.row import Row
 from millstream.bench.scenarios import SECTIONS, Scenario, by_region, mooncake, spread_out, step_in_demand
-from millstream.errors import StartFailed
+from millstream.errors import StackError, StartFailed
 from routing.simulator.trace import Arrival
 
 FEW = 60
@@ -48,7 +54,9 @@ def only_small(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_it_writes_figures_and_charts(tmp_path: Path) -> None:
     said: list[str] = []
     out = tmp_path / "out"
-    figures = routing.measure((), (), quick=True, peers=False, output=out, say=said.append)
+    out.mkdir()
+    figures = routing.measure(routing.asked((), ()), quick=True, peers=False, say=said.append)
+    routing.write(figures, out)
     assert len(figures.rows) == len(said) == 15
     assert msgspec.json.decode((out / "figures.json").read_bytes(), type=routing.Figures) == figures
     drawn = sorted(path.stem for path in out.glob("*.svg"))
@@ -62,15 +70,108 @@ def test_it_writes_figures_and_charts(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("only_small")
 def test_only_what_is_asked_for_is_run() -> None:
-    figures = routing.measure(("small",), (OURS,), quick=False, peers=False, output=None, say=lambda _: None)
+    figures = routing.measure(routing.asked(("small",), (OURS,)), quick=False, peers=False, say=lambda _: None)
     assert {row.policy for row in figures.rows} == {OURS}
     for sections, policies in ((("none",), ()), ((), ("none",))):
         with pytest.raises(click.BadParameter, match="'none' is none of"):
-            routing.measure(sections, policies, quick=True, peers=False, output=None, say=lambda _: None)
+            routing.asked(sections, policies)
+
+
+def test_a_name_that_is_repeated_counts_once() -> None:
+    asked = routing.asked(("views", "faults", "views"), (OURS, OURS, "lmetric"))
+    assert asked == routing.Asked(sections=("views", "faults"), policies=(OURS, "lmetric"))
+
+
+def bench(*argv: str) -> Result:
+    return CliRunner().invoke(cli.cli, ["bench", *argv])
+
+
+@pytest.fixture
+def unmeasured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A bad place must be refused before anything is measured."""
+
+    def never(*_args: object, **_named: object) -> None:
+        raise AssertionError("it was measured")
+
+    for module, name in ((routing, "measure"), (pipeline, "measure"), (engine_setting, "prepare")):
+        monkeypatch.setattr(module, name, never)
+
+
+@pytest.mark.usefixtures("unmeasured")
+@pytest.mark.parametrize("what", ["routing", "engine"])
+@pytest.mark.parametrize(
+    ("output", "said"),
+    [
+        ("", "it is empty; name a directory"),
+        ("/proc/x", "can't be written"),
+        ("/dev/full/x", "can't be written"),
+        ("/dev/full", "can't be written: Not a directory"),
+        ("x" * 300, "can't be written: File name too long"),
+        ("taken", "figures.json' can't be written: Is a directory"),
+    ],
+)
+def test_a_place_that_cannot_be_written_is_refused_before(
+    what: str, output: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "taken" / "figures.json").mkdir(parents=True)
+    shown = bench(what, "--output", output)
+    assert shown.exit_code == 2
+    assert said in " ".join(shown.output.split())
+    assert [path.name for path in tmp_path.iterdir()] == ["taken"]
+
+
+@pytest.mark.usefixtures("unmeasured")
+@pytest.mark.parametrize(
+    ("output", "said"),
+    [("", "it is empty; name a file"), ("/proc/x", "can't be written"), ("no/x", "No such file"), (".", "directory")],
+)
+def test_a_file_that_cannot_be_written_is_refused_before(
+    output: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    shown = bench("pipeline", "--output", output)
+    assert shown.exit_code == 2
+    assert said in " ".join(shown.output.split())
+
+
+def test_looking_at_a_place_leaves_what_is_there(tmp_path: Path) -> None:
+    out = tmp_path / "a" / "b"
+    insist_directory(out, ("figures.json",))
+    assert list(out.iterdir()) == []
+    (out / "figures.json").write_text("before")
+    (out / "views.svg").write_text("before")
+    insist_directory(out, ("figures.json",))
+    insist_file(out / "figures.json")
+    assert {path.read_text() for path in out.iterdir()} == {"before"}
+    insist_file(Path("/dev/full"))  # a device's room shows only when it is written
+    (out / "hits.svg").mkdir()
+    with pytest.raises(click.BadParameter, match=r"hits.svg' can't be written"):
+        insist_directory(out, ("figures.json",))
+
+
+@pytest.mark.usefixtures("only_small")
+def test_figures_that_cannot_be_written_after_all_are_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(_figures: routing.Figures, _output: Path) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(routing, "write", full)
+    shown = bench("routing", "--quick", "--policy", "lmetric", "--json", "--output", str(tmp_path / "out"))
+    assert isinstance(shown.exception, StackError)
+    assert "only shown: No space left on device" in str(shown.exception)
+    assert len(json.loads(shown.stdout)["rows"]) == 5
+
+
+def test_the_list_is_json_where_that_is_asked_for() -> None:
+    listed = json.loads(bench("routing", "--list", "--json").stdout)
+    assert list(listed["sections"]) == list(SECTIONS)
+    assert listed["policies"] == list(CONTENDERS)
+    assert all(listed["sections"].values())
 
 
 def test_it_says_what_there_is() -> None:
-    shown = routing.what_there_is()
+    shown = routing.listed_as_text(routing.what_there_is())
+    assert shown == bench("routing", "--list").stdout.rstrip("\n")
     assert all(name in shown for name in (*SECTIONS, *CONTENDERS, "half of it in one"))
 
 
@@ -78,7 +179,7 @@ def test_it_says_what_there_is() -> None:
 def test_the_real_router_stands_beside_them(monkeypatch: pytest.MonkeyPatch) -> None:
     one = dynamo.Real(policy="dynamo-4", speed=4.0, summary=dynamo.summary(SUMMARY))
     monkeypatch.setattr(routing, "replay", lambda speeds, say: iter([one]))
-    figures = routing.measure(("small",), ("lmetric",), quick=True, peers=True, output=None, say=lambda _: None)
+    figures = routing.measure(routing.asked(("small",), ("lmetric",)), quick=True, peers=True, say=lambda _: None)
     assert figures.real == [one]
     assert "the real one" in routing.as_text(figures)
     assert "| 4 | dynamo-4 | 0.861 | 0.209 | 194 | 1789 | 19.1 | 65.4 |" in routing.as_markdown(figures)

@@ -94,9 +94,15 @@ def test_operating_lists_every_setting_with_its_default() -> None:
     for name, default in fields.items():
         if name in ("REGIONS", "CLICKHOUSE", "ROUND_TRIPS_MS", "RESIDENCY"):
             continue
-        shown = rows[name].replace(",", "")
+        shown = rows[name]
         want = "–" if default in (None, "") else f"{default:g}" if isinstance(default, float) else str(default)
         assert shown == want, f"{name} is {want}, the table says {rows[name]}"
+
+
+def test_operating_writes_values_of_settings_so_that_they_can_be_pasted() -> None:
+    for name, _, default, meaning in ROW.findall((ROOT / "docs/operating.md").read_text()):
+        assert not re.search(r"\d,\d{3}", default + " ".join(re.findall(r"`[^`]*`", meaning))), name
+        assert not re.search(r"\d,\d{3} is right", meaning), name
 
 
 def test_operating_marks_what_up_decides() -> None:

@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
 
 from millstream import status_text
 from millstream.observe import Backlog, Seen
 from millstream.runfile import ChildRun, Run, created_s
 from millstream.stack import simulated
-from millstream.status import FRESH_MS, FromLog, as_json, fleets, report
+from millstream.state import StateDir
+from millstream.status import FRESH_MS, FromLog, as_json, fleets, report, storage
 from millstream.table import table
 from wire.messages import EngineSignal, Route, Snapshot
 
@@ -118,6 +125,21 @@ def test_each_kind_of_trouble_is_named() -> None:
     assert "no signal for 6 s" in shown
 
 
+def test_a_worker_that_is_heard_no_more_stays_unwell() -> None:
+    starting = a_child("worker-2", state="starting")
+    run = a_run(a_child("worker-0"), a_child("worker-1"), starting, a_child("kafka"))
+    found = report(run, from_log(), {"kafka": ""}, {}, NOW_MS)  # only engine-0 is in any signal that was read
+    assert not found.healthy
+    assert {one.name: (one.health, one.why) for one in found.processes} == {
+        "worker-0": ("ok", ""),
+        "worker-1": ("unwell", "no signal for more than 10 s"),
+        "worker-2": ("starting", "starting"),
+        "kafka": ("ok", ""),
+    }
+    away = report(run, None, {"kafka": "doesn't answer"}, {}, NOW_MS)
+    assert [one.health for one in away.processes] == ["ok", "ok", "starting", "unwell"]
+
+
 def test_without_kafka_the_rest_is_still_shown() -> None:
     found = report(a_run(a_child("kafka")), None, {"kafka": "doesn't answer"}, {}, NOW_MS)
     assert found.ledger_lag is None
@@ -128,6 +150,27 @@ def test_without_kafka_the_rest_is_still_shown() -> None:
 
 def test_fleets_of_the_catalogue() -> None:
     assert fleets({"simulated": simulated().catalogue(NOW_MS)}) == (FLEET,)
+
+
+def test_directories_that_vanish_under_the_walk_are_passed_over(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    state = StateDir(tmp_path)
+    for name in ("tmp_insert_1", "kept"):
+        (state.clickhouse / "store" / name).mkdir(parents=True)
+        (state.clickhouse / "store" / name / "data.bin").write_bytes(b"x" * 10_000)
+    scan: Callable[..., Any] = os.scandir
+
+    def merged_away(path: Any = ".") -> Any:
+        if str(path).endswith("tmp_insert_1"):
+            shutil.rmtree(path)
+        return scan(path)
+
+    monkeypatch.setattr(os, "scandir", merged_away)
+    found = storage(state)
+    assert not (state.clickhouse / "store" / "tmp_insert_1").exists()
+    assert found["clickhouse"] == (state.clickhouse / "store" / "kept" / "data.bin").stat().st_blocks * 512
+    assert found["kafka"] == 0
 
 
 def test_sizes_and_durations_read_well() -> None:

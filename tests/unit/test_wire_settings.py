@@ -51,12 +51,19 @@ def test_each_kind_of_value_is_read() -> None:
         ({"CLICKHOUSE": "db:8123"}, "it must be JSON"),
         ({"CLICKHOUSE": '{"port": "x"}'}, "it must be JSON"),
         ({"REGIONS": '{"local": {"bootstrap": "a", "bootstarp": "b"}}'}, "it must be JSON"),
+        (
+            {"REGIONS": '{"local": {"bootstrap": "a"}, "local": {"bootstrap": "b"}}'},
+            "MILLSTREAM_REGIONS names 'local' twice",
+        ),
         ({"REGION": "mars"}, "MILLSTREAM_REGION is 'mars', but MILLSTREAM_REGIONS has no cluster"),
         ({"RESIDENCY": '["mars"]'}, "MILLSTREAM_RESIDENCY names 'mars', but MILLSTREAM_REGIONS has no such region"),
         ({"RESIDENCY": "mars"}, "it must be JSON"),
         ({"ENGINE_KIND": "steam"}, "use torch or simulated"),
         ({"ENGINE_DEVICE": "tpu"}, "use cpu, cuda or reference"),
         ({"POOL": "tpu"}, "use gpu or cpu"),
+        ({"SHED_LOSS": "inf"}, "MILLSTREAM_SHED_LOSS is inf; it must be a finite number, 0 or more"),
+        ({"SHED_LOSS": "nan"}, "MILLSTREAM_SHED_LOSS is nan; it must be a finite number, 0 or more"),
+        ({"SHED_LOSS": "-1"}, "MILLSTREAM_SHED_LOSS is -1.0; it must be a finite number, 0 or more"),
         ({"SLOT": "8"}, "it must be from 0 to MILLSTREAM_SLOTS - 1 = 7"),
     ],
 )
@@ -81,6 +88,38 @@ def test_a_bad_value_stops_the_start_with_a_sentence(variables: dict[str, str], 
 def test_what_can_not_work_is_named(name: str, text: str) -> None:
     with pytest.raises(SettingsError, match=f"^MILLSTREAM_{name} is "):
         read(**{name: text})
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ('{"eu/us": -1}', "says -1.0 for 'eu/us'; it must be a finite number, 0 or more"),
+        ('{"eu/us": NaN}', "says nan for 'eu/us'; it must be a finite number, 0 or more"),
+        ('{"eu/us": 1e999}', "says inf for 'eu/us'; it must be a finite number, 0 or more"),
+        ('{"eu/us": "near"}', "it must be JSON as docs/operating.md shows"),
+        (f'{{"eu/us": {"9" * 400}}}', "it must be"),
+        (f'{{"eu/us": {"9" * 5000}}}', "it must be JSON as docs/operating.md shows"),
+        ('{"eu/mars": 90}', "names 'eu/mars'; it must be two different regions of MILLSTREAM_REGIONS"),
+        ('{"eu/eu": 0}', "names 'eu/eu'; it must be two different regions"),
+        ('{"eu-us": 90}', "names 'eu-us'; it must be two different regions"),
+        ('{"eu": 90}', "names 'eu'; it must be two different regions"),
+        ('{"eu/us": 90, "us/eu": 80}', "names both 'eu/us' and 'us/eu', which are the same"),
+        ('{"eu/us": 90, "us/eu": 90}', "names both 'eu/us' and 'us/eu', which are the same"),
+        ('{"eu/us": 90, "eu/us": 80}', "names 'eu/us' twice"),
+    ],
+)
+def test_a_round_trip_that_can_not_be_is_refused(text: str, sentence: str) -> None:
+    with pytest.raises(SettingsError) as caught:
+        read(REGION="eu", REGIONS='{"eu": {"bootstrap": "a:1"}, "us": {"bootstrap": "b:1"}}', ROUND_TRIPS_MS=text)
+    assert str(caught.value).startswith("MILLSTREAM_ROUND_TRIPS_MS ")
+    assert sentence in str(caught.value)
+
+
+def test_no_round_trip_at_all_is_one() -> None:
+    settings = read(
+        REGION="eu", REGIONS='{"eu": {"bootstrap": "a:1"}, "us": {"bootstrap": "b:1"}}', ROUND_TRIPS_MS='{"us/eu": 0}'
+    )
+    assert settings.trips_ms("eu") == {"eu": 0, "us": 0}
 
 
 def test_where_requests_may_go_and_how_far_that_is() -> None:
