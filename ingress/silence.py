@@ -5,9 +5,9 @@ from __future__ import annotations
 from ingress.life import Target
 
 LOOK_MS = 100
-"""between two looks: what is silent after 1.5 s is lost within 2 s of its death"""
+"""between two looks; the second one comes at most twice as long after an engine fell silent"""
 LATE_MS = 2 * LOOK_MS
-"""A look this long after the one before it says nothing of what was between"""
+"""A look this long after the one before it comes after a pause of this process"""
 
 
 class Looks:
