@@ -1,7 +1,7 @@
 """A request's life from its first attempt to its one ending: entries and time in, effects out. Pure.
 
 1. Publish an attempt, wait for its Accepted.
-2. None in time, or refused with hope elsewhere: the next attempt first, then Cancel the old (R6).
+2. None in time, its engine lost, or refused with hope elsewhere: the next attempt first, then Cancel the old (R6).
 3. Out of time: the client is told, and not earlier, since the log may come back until then (R1); Cancel(gave_up) too.
 4. Accepted: frames become deliveries (`ingress.stream`). A gap, or silence that grows, asks the owner again (R7).
 5. The End, a client that left, a deadline or a contradiction ends it. Every ending but the End sends a Cancel.
@@ -89,6 +89,7 @@ class Life:
         "_gap_ms",
         "_heard_ms",
         "_log_is_away",
+        "_lost",
         "_patience",
         "_sent_ms",
         "_silence_ms",
@@ -118,6 +119,7 @@ class Life:
         self._gap_ms = now_ms - patience.gap_ms
         self._silence_ms = patience.silence_ms
         self._unacked = True
+        self._lost = False
 
     @property
     def accepted(self) -> bool:
@@ -144,6 +146,17 @@ class Life:
     def send_unknown(self, now_ms: float, attempt: int) -> list[Effect]:
         """This attempt's Request may be in the log or not, now or later."""
         return [] if self._is_over(attempt) else self._move(now_ms) or self._fail(log_away())
+
+    def lost(self, now_ms: float) -> list[Effect]:
+        """The current attempt's engine is taken for dead: as if its time were up now, but once an attempt.
+
+        With nowhere to go it waits for the rest of its time. What was accepted stays: the shard's next owner goes on
+        with it (R6).
+        """
+        if self.done or self.accepted or self._lost or self._log_is_away():
+            return []
+        self._lost = True
+        return self._move(now_ms)
 
     def entries(self, now_ms: float, entries: Sequence[Entry]) -> list[Effect]:
         """Frames' entries of this request, in order."""
@@ -191,6 +204,7 @@ class Life:
         self._stream.begin(len(self._targets))
         self._sent_ms = self._asked_ms = now_ms
         self._unacked = True
+        self._lost = False
         return Publish(len(self._targets), target)
 
     def _move(self, now_ms: float, *, cancel: bool = True) -> list[Effect]:

@@ -18,6 +18,7 @@ from ingress.metrics import Metrics
 from ingress.pulse import Pulse
 from ingress.router import Router, estimated_tokens
 from ingress.sender import Parcel, Sender
+from ingress.silence import LOOK_MS, Looks
 from wire.clock import Clock
 from wire.errors import BusError, Unavailable
 from wire.messages import Accepted, Attach, Cancel, Delta, End, Entry, Frames, Refused, Request
@@ -51,6 +52,10 @@ class Relay:
         self._runs: dict[str, Run] = {}
         self._idle = asyncio.Event()
         self._idle.set()
+        self._waiting: dict[str, Run] = {}
+        """of these, those that nobody has accepted yet"""
+        self._any_waiting = asyncio.Event()
+        self._looks = Looks()
 
     @property
     def open(self) -> int:
@@ -69,8 +74,9 @@ class Relay:
         if target is None:
             raise log_away()
         run = Run(self, request, candidates, answer, index)
-        self._runs[request.request_id] = run
+        self._runs[request.request_id] = self._waiting[request.request_id] = run
         self._idle.clear()
+        self._any_waiting.set()
         run.start(target)
         return run
 
@@ -94,8 +100,41 @@ class Relay:
             log.exception("frames of one request could not be taken")
             run.fail(inconsistent())
 
+    async def watch(self) -> None:
+        """While requests wait to be accepted, look again and again for engines that fell silent; until cancelled."""
+        while True:
+            await self._any_waiting.wait()
+            await asyncio.sleep(LOOK_MS / 1_000)
+            self._look()
+            if not self._waiting:
+                self._any_waiting.clear()
+
+    def _look(self) -> None:
+        """What a lost engine was sent and hasn't accepted may go elsewhere."""
+        now_ms = self.clock.monotonic_ms()
+        waiting = list(self._waiting.values())
+        alike = {id(run.candidates): run for run in waiting}
+        silent = (self.router.silent(run.model, run.candidates) for run in alike.values())
+        lost = self._looks.look(now_ms, frozenset[Target]().union(*silent))
+        for run in waiting if lost else ():
+            if run.target in lost:
+                self._leave(run, now_ms)
+
+    def _leave(self, run: Run, now_ms: float) -> None:
+        try:
+            run.lost(now_ms)
+        except Exception:
+            # One request's choice, however wrong, must not end the watch for all others'.
+            log.exception("a request could not leave a lost engine")
+            run.fail(log_away())
+
+    def accepted(self, request_id: str) -> None:
+        """A request waits no more."""
+        self._waiting.pop(request_id, None)
+
     def forget(self, request_id: str) -> None:
         """A request is over."""
+        self._waiting.pop(request_id, None)
         self._runs.pop(request_id, None)
         if not self._runs:
             self._idle.set()
@@ -116,6 +155,7 @@ class Run:
     def __init__(
         self, relay: Relay, request: Request, candidates: tuple[Target, ...], answer: Answer, index: int
     ) -> None:
+        self.candidates = candidates
         self._relay = relay
         self._request = request
         self._answer = answer
@@ -135,6 +175,15 @@ class Run:
         )
 
     @property
+    def model(self) -> str:
+        return self._request.model
+
+    @property
+    def target(self) -> Target:
+        """Where the current attempt went."""
+        return self._life.target
+
+    @property
     def used_tokens(self) -> int:
         """Prompt tokens once accepted, and what was delivered."""
         return self._prompt_tokens + self._tokens
@@ -152,6 +201,10 @@ class Run:
             if isinstance(entry, Refused | End):
                 self._relay.router.told_of(self._request, entry)
         self._do(self._life.entries(now_ms, entries))
+
+    def lost(self, now_ms: float) -> None:
+        """The engine that it was sent to is taken for dead."""
+        self._do(self._life.lost(now_ms))
 
     def client_gone(self) -> None:
         """Nobody reads any more."""
@@ -242,6 +295,7 @@ class Run:
         self._relay.sender.put(Parcel(effect.target, attach))
 
     def _accept(self, accepted: Accepted) -> None:
+        self._relay.accepted(self._request.request_id)
         waited_ms = max(self._now() - self._sent_ms, 0.0)
         self._prompt_tokens = accepted.prompt_tokens
         self._demand.accept.add(waited_ms)

@@ -115,14 +115,21 @@ class Router:
 
     def elsewhere(self, request: Request, candidates: tuple[Target, ...], tried: frozenset[Target]) -> Target | None:
         """Another target than those tried, if there is one and the retry budget allows it."""
-        choice = self._weigh(request, candidates, tried)
-        if choice is None:
+        if tried.issuperset(candidates):
             return None
+        # The budget before the choice: when an engine dies hundreds ask at once, and most are refused.
         if not self._budget.try_retry(self._clock.monotonic_ms()):
             self._metrics.retries_refused.inc()
             return None
+        choice = self._weigh(request, candidates, tried)
+        if choice is None:
+            return None
         self._metrics.retries.inc()
         return self._chosen(request, choice)
+
+    def silent(self, model: str, candidates: tuple[Target, ...]) -> frozenset[Target]:
+        """Those whose engine gets nothing any more, since it fell silent while others were heard."""
+        return self.policy(model).silent(candidates)
 
     def sent(self, request: Request, attempt: int, target: Target) -> Dispatch:
         """An attempt was sent; returns what there is to tell of it."""

@@ -105,6 +105,7 @@ class Ingress:
         for sender in self._abroad:
             self._spawn("signals to another region", sender.run())
         self._spawn("dispatches", self._broadcast.run())
+        self._spawn("watch", self._relay.watch())
         self._spawn("housekeeping", self._housekeep())
 
     async def wait_failed(self) -> None:

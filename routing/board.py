@@ -244,15 +244,19 @@ class Board:
         return np.array([self._rows[place].offers(features) for place in np.arange(self.size)[rows]], dtype=bool)
 
     def living(self, rows: Rows, silent_ms: float) -> Mask:
-        """Whose engine is ready as far as is known, and didn't fall silent while others of these were heard.
+        """Whose engine is ready as far as is known, and isn't silent."""
+        alive: Mask = (self._said_ms[rows] < np.inf) & ~self.silent(rows, silent_ms)
+        return alive
+
+    def silent(self, rows: Rows, silent_ms: float) -> Mask:
+        """Whose engine was ready, and fell silent while others of these were heard.
 
         Silence is judged against the latest signal, not the clock: when all are silent, it's the log that is.
         """
         said_ms = self._said_ms[rows]
-        ready = said_ms < np.inf
-        latest_ms = said_ms.max(initial=-np.inf, where=ready)
-        alive: Mask = ready & ((said_ms >= latest_ms - silent_ms) | (said_ms == -np.inf))
-        return alive
+        latest_ms = said_ms.max(initial=-np.inf, where=said_ms < np.inf)
+        silent: Mask = (said_ms > -np.inf) & (said_ms < latest_ms - silent_ms)
+        return silent
 
     def state(self, rows: Rows, now_ms: float) -> State:
         """The engines as they are taken to be now."""

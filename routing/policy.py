@@ -8,7 +8,7 @@
    it pays a price, so weights bind without taking the place of what is known of the moment.
 4. Equal losses are drawn by weight. So idle engines share, and many ingresses that know the same don't herd.
 5. The older the snapshot, the more equal the weights and the lower the price: no cliff, in the end the loss counts.
-6. Without a snapshot: murmur3(model + request id) mod N.
+6. Without a snapshot: murmur3(model + request id) mod N; a backup is one that isn't silent, if there is one.
 """
 
 from __future__ import annotations
@@ -124,9 +124,15 @@ class Policy:
             there = self._there(query, exclude) if self._snapshot is not None else ()
             if there:
                 return Choice(*_hashed(there, exclude, draw), "unfit")
-            return Choice(*_hashed(_near(query, exclude), exclude, draw), "hashed")
+            gone = self._gone(query, exclude)
+            return Choice(*_hashed(_near(query, gone), gone, draw), "hashed")
         plan, able, relax, reason = field
         return self._least(query, plan, able, relax, draw, now_ms, reason)
+
+    def silent(self, candidates: tuple[Candidate, ...]) -> frozenset[Candidate]:
+        """Those whose engine is taken to be gone: `Board.silent`."""
+        silent = self.board.silent(self.board.rows(candidates), SILENT_MS)
+        return frozenset(candidates[n] for n in silent.nonzero()[0].tolist())
 
     def offers(self, query: Query, now_ms: float, exclude: frozenset[Shard] = NOTHING) -> tuple[Offer, ...]:
         """What a request would cost at each candidate, by what `choose` goes by; of none without any knowledge."""
@@ -162,6 +168,11 @@ class Policy:
         if (able := self._able(query, plan, exclude)) is not None:
             return Field(plan, able, 1.0, "backup")
         return None
+
+    def _gone(self, query: Query, exclude: frozenset[Shard]) -> frozenset[Shard]:
+        """Where the hash may not send: what was tried, and then what is silent, too, as long as anything is left."""
+        gone = exclude | self.silent(query.candidates) if exclude else exclude
+        return exclude if gone.issuperset(query.candidates) else gone
 
     def _cached(self, query: Query, blocks: int) -> int:
         """Tokens of the prompt that so many blocks save: the last one is always computed."""

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
+import msgspec
 import pytest
 from ingress_world import (
     FLEET,
@@ -19,12 +20,16 @@ from ingress_world import (
     chat_body,
     eventually,
     model,
+    signal,
     silent,
     world,
 )
 from test_ingress_http import TEXT, error, events
 
+from ingress.life import Target
+from ingress.router import Router
 from wire.bus import Partition
+from wire.clock import SystemClock
 from wire.codec import decode
 from wire.messages import Attach, Cancel, Dispatches, ReplyTo, Request
 from wire.topics import CATALOGUE, DEAD, SIGNALS, FleetTopics, dispatches, replies
@@ -132,6 +137,100 @@ async def test_a_shard_that_stays_silent_is_left_for_another() -> None:
         assert {shard1, shard2} == set(range(SHARDS))
         await w.owner.until(lambda: bool(w.owner.cancels))
         assert [(c.attempt, c.reason) for c in w.owner.cancels] == [(1, "moved")]
+
+
+PATIENT = {"attempt_timeout_ms": 60_000, "accept_timeout_ms": 60_000}
+"""the test's own limit is less: only an engine's silence can move a request"""
+
+
+async def signals(w: World, *ages_ms: int) -> None:
+    """A signal of each shard's engine, of that age."""
+    for shard, age_ms in enumerate(ages_ms):
+        said = signal(SystemClock(), shard)
+        await w.put(SIGNALS, MODEL, msgspec.structs.replace(said, engine=f"engine-{shard}", at_ms=said.at_ms - age_ms))
+
+
+async def only_speaks(w: World, other: int) -> None:
+    """This shard's engine is heard now; the others were for the last time 10 s ago."""
+    await signals(w, *(0 if shard == other else 10_000 for shard in range(SHARDS)))
+
+
+async def test_what_a_silent_engine_has_not_accepted_goes_elsewhere_long_before_its_time_is_up() -> None:
+    async def frozen(owner: Owner, request: Request, shard: int) -> None:
+        if request.attempt == 1:
+            await only_speaks(w, 1 - shard)
+        else:
+            # it thaws, and answers what it was sent
+            old = msgspec.structs.replace(request, attempt=1)
+            await owner.send(request.reply, owner.accepted(old, 1 - shard), owner.delta(old, 0, ("No",)))
+            await answer(owner, request, shard)
+
+    async with world(frozen, **PATIENT) as w:
+        response = await w.chat()
+        assert response.json()["choices"][0]["message"]["content"] == TEXT
+        assert [request.attempt for request, _ in w.owner.requests] == [1, 2]
+        assert {shard for _, shard in w.owner.requests} == set(range(SHARDS))
+        await w.owner.until(lambda: bool(w.owner.cancels))
+        (first, _), (second, _) = w.owner.requests
+        assert first.request_id == second.request_id
+        assert first.accept_by_ms == second.accept_by_ms
+        cancel = w.owner.cancels[0]
+        assert (cancel.attempt, cancel.reason, cancel.accept_by_ms) == (1, "moved", first.accept_by_ms)
+
+
+async def test_what_a_silent_engine_has_accepted_stays_with_its_shard() -> None:
+    async def accepts_one_of_two(owner: Owner, request: Request, shard: int) -> None:
+        if request.attempt == 2:
+            await answer(owner, request, shard)
+            owner.epoch += 1  # now the silent engine's shard has another owner
+            await answer(owner, *kept[0])
+        elif len(owner.requests) > SHARDS:
+            at = [[one for one in owner.requests if one[1] == shard] for shard in range(SHARDS)]
+            crowded = max(range(SHARDS), key=lambda shard: len(at[shard]))
+            kept.append(at[crowded][0])
+            left.append(at[crowded][1])
+            for other in owner.requests:
+                if other not in (*kept, *left):
+                    await answer(owner, *other)
+            await owner.send(request.reply, owner.accepted(*kept[0]))
+            await only_speaks(w, 1 - crowded)
+
+    kept: list[tuple[Request, int]] = []
+    left: list[tuple[Request, int]] = []
+    async with world(accepts_one_of_two, **PATIENT) as w:
+        prompts = ["a", "b", "c"]  # two of them meet at one of two shards
+        response = await w.client.post("/v1/completions", json={"model": MODEL, "prompt": prompts})
+        assert [choice["text"] for choice in response.json()["choices"]] == [TEXT] * 3
+        again = [request.request_id for request, _ in w.owner.requests if request.attempt > 1]
+        assert again == [left[0][0].request_id]
+        await w.owner.until(lambda: bool(w.owner.cancels))
+        assert [(c.request_id, c.attempt, c.reason) for c in w.owner.cancels] == [(again[0], 1, "moved")]
+
+
+async def test_when_all_engines_are_silent_nothing_moves(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks: list[frozenset[Target]] = []
+    look = Router.silent
+
+    def watched(router: Router, name: str, candidates: tuple[Target, ...]) -> frozenset[Target]:
+        looks.append(look(router, name, candidates))
+        return looks[-1]
+
+    monkeypatch.setattr(Router, "silent", watched)
+    async with world(silent, **PATIENT) as w:
+        await signals(w, *[60_000] * SHARDS)
+        call = asyncio.create_task(w.chat())
+        await w.owner.until(lambda: bool(w.owner.requests))
+        seen = len(looks)
+
+        async def looked() -> bool:
+            return len(looks) >= seen + 4
+
+        await eventually(looked)
+        assert looks[-4:] == [frozenset()] * 4
+        await answer(w.owner, *w.owner.requests[0])
+        assert (await call).json()["choices"][0]["message"]["content"] == TEXT
+        assert len(w.owner.requests) == 1
+        assert w.owner.cancels == []
 
 
 async def test_a_full_engine_sends_it_elsewhere_and_all_full_is_told() -> None:

@@ -72,6 +72,49 @@ def test_it_moves_only_so_often() -> None:
     assert w.at(10_000) == []
 
 
+def test_a_lost_engines_attempt_moves_as_if_its_time_were_up() -> None:
+    w = World([B, C])
+    w.life.acked(1)
+    assert w.life.lost(1_700) == [Publish(2, B), SendCancel(1, A, "moved")]
+    assert w.life.entries(1_701, [accepted(), delta(0, (9,))]) == [], "it thawed: its word counts no more"
+    assert w.life.due_ms() == 6_700, "the next attempt has its own time"
+    assert w.life.lost(1_900) == [Publish(3, C), SendCancel(2, B, "moved")], "and its own engine, which may be lost too"
+
+
+def test_what_a_lost_engine_accepted_stays_token_or_not() -> None:
+    w = World([B])
+    w.life.entries(1, [accepted()])
+    assert w.life.lost(1_700) == []
+    w.life.entries(1_701, [delta(0, (1,))])
+    assert w.life.lost(3_000) == []
+    assert w.life.entries(12_000, [delta(0, (1, 2), epoch=9)]) != [], "the shard's next owner goes on"
+    w.life.give_up()
+    assert w.life.lost(13_000) == []
+
+
+def test_who_may_not_leave_a_lost_engine_waits_as_ever_and_does_not_ask_at_each_look() -> None:
+    w = World()
+    w.life.acked(1)
+    assert w.life.lost(1_700) == []
+    w.others = [B]
+    assert w.life.lost(1_800) == [], "hundreds may wait with it"
+    assert w.life.due_ms() == 5_000
+    assert w.at(5_000) == [Publish(2, B), SendCancel(1, A, "moved")]
+
+
+def test_while_the_log_is_away_no_engine_is_lost() -> None:
+    w = World([B], away=True)
+    assert w.life.lost(1_700) == []
+    w.away = False
+    assert w.life.lost(1_800)[0] == Publish(2, B)
+
+
+def test_a_lost_engines_attempt_moves_only_so_often() -> None:
+    w = World([B, C], attempts=2)
+    assert w.life.lost(1_700)[0] == Publish(2, B)
+    assert w.life.lost(1_800) == []
+
+
 def test_a_refusal_with_hope_elsewhere_moves_at_once_and_cancels_nothing() -> None:
     w = World([B])
     assert w.life.entries(1, [refused(elsewhere=True)]) == [Publish(2, B)]
@@ -213,6 +256,7 @@ Step = st.one_of(
         ),
     ),
     st.tuples(st.just("unknown"), st.integers(1, 3)),
+    st.tuples(st.just("lost"), st.none()),
     st.tuples(st.just("gone"), st.none()),
 )
 
@@ -231,6 +275,8 @@ def test_every_life_has_at_most_one_ending_and_leaves_no_attempt_running(steps: 
                 effects = w.life.entries(now_ms, [value])
             case "unknown":
                 effects = w.life.send_unknown(now_ms, value)
+            case "lost":
+                effects = w.life.lost(now_ms)
             case "gone":
                 effects = w.life.client_gone()
         all_effects += effects

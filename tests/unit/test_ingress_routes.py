@@ -16,6 +16,7 @@ from ingress.metrics import Metrics
 from ingress.pulse import AWAY_MS, BEATS, Pulse
 from ingress.router import Router, Weights
 from ingress.sender import Parcel, Sender
+from routing.policy import Policy
 from routing.shed import PATIENCE_MS
 from wire.bus import Partition, Record
 from wire.clock import ManualClock
@@ -123,6 +124,30 @@ def test_a_retry_goes_where_it_was_not_and_only_within_the_budget() -> None:
     assert w.router.elsewhere(one, (A, B), frozenset([A, B])) is None
     spent = sum(w.router.elsewhere(one, (A, B), frozenset([A])) is not None for _ in range(50))
     assert spent < 10, "without traffic there are only the few in reserve"
+
+
+def test_silent_engines_are_those_of_the_same_candidates_only() -> None:
+    w = World()
+    w.hear(engine="e0", shards=(0,))
+    w.clock.advance(60_000)
+    assert w.router.silent(MODEL, (A, B)) == frozenset(), "no other is heard, so it may be the log"
+    w.hear(engine="e1", shards=(1,))
+    assert w.router.silent(MODEL, (A, B)) == {A}
+    assert w.router.silent(MODEL, (A,)) == w.router.silent("unknown", (A,)) == frozenset()
+    w.hear(engine="e0", shards=(0,))
+    assert w.router.silent(MODEL, (A, B)) == frozenset()
+
+
+def test_a_storm_of_retries_is_cut_before_anything_is_weighed(monkeypatch: pytest.MonkeyPatch) -> None:
+    w = World()
+    for number in range(300):
+        w.router.first(request(f"r{number}"), (A, B))
+    weighed = []
+    choose = Policy.choose
+    monkeypatch.setattr(Policy, "choose", lambda *args: weighed.append(args) or choose(*args))
+    moved = [w.router.elsewhere(request(f"r{number}"), (A, B), frozenset([A])) for number in range(300)]
+    assert 0 < len(weighed) == moved.count(B) <= 33, "a tenth of the first tries, and the reserve"
+    assert moved.count(None) == 300 - len(weighed)
 
 
 def refused(w: World, count: int = 1_000, **fields: Any) -> int:

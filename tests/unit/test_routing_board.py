@@ -102,6 +102,22 @@ def test_what_was_sent_lately_fades() -> None:
     assert mine.lately(rows, later_ms).tolist() == pytest.approx([0, 1], abs=1e-6)
 
 
+def test_silent_is_who_was_ready_and_is_heard_no_more_while_others_are() -> None:
+    mine = board()
+    rows = mine.rows([A, B, C])
+    assert mine.silent(rows, 1_500).tolist() == [False] * 3, "nobody was ever heard"
+    mine.heard(signal(0, at_ms=NOW_MS))
+    mine.heard(signal(1, at_ms=NOW_MS + 1_500))
+    assert mine.silent(rows, 1_500).tolist() == [False] * 3
+    mine.heard(signal(1, at_ms=NOW_MS + 1_501))
+    assert mine.silent(rows, 1_500).tolist() == [True, False, False], "one never heard isn't silent"
+    assert mine.living(rows, 1_500).tolist() == [False, True, True]
+    mine.heard(signal(1, at_ms=NOW_MS + 1_502, state="draining"))
+    assert mine.silent(rows, 1_500).tolist() == [False] * 3, "nobody that is ready is heard: it's the log"
+    mine.heard(signal(2, at_ms=NOW_MS + 9_000))
+    assert mine.silent(rows, 1_500).tolist() == [True, False, False], "who says that it drains does what it has"
+
+
 def test_an_engine_that_changes_its_primary_leaves_its_row_to_others() -> None:
     mine = board()
     mine.heard(signal(0, engine="x"))

@@ -305,6 +305,16 @@ def test_an_engine_that_fell_silent_while_others_speak_gets_nothing() -> None:
     assert shares(50, places, Ingress(*known, snapshot=equal(places))) == {1: 50}
 
 
+def test_without_a_snapshot_a_backup_is_one_that_is_not_silent_if_there_is_one() -> None:
+    places = candidates(4)
+    old = round(SILENT_MS) + 1
+    ingress = Ingress(*(signal(n, at_ms=NOW_MS - old * (n < 2)) for n in range(4)))
+    assert ingress.policy.silent(places) == set(places[:2])
+    assert set(shares(50, places, ingress)) == {0, 1, 2, 3}, "the first try is the hash's"
+    assert set(shares(50, places, ingress, exclude=frozenset(places[:1]))) == {2, 3}
+    assert set(shares(50, places, ingress, exclude=frozenset(places[1:]))) == {0}, "only a silent one is left"
+
+
 def test_when_all_fall_silent_it_is_the_log_and_routing_goes_on() -> None:
     places = candidates(2)
     known = [signal(n, at_ms=NOW_MS - 60_000) for n in range(2)]
