@@ -136,10 +136,20 @@ class Windows:
         plans = self._plans[model] = plan(views, regions, traffic, network, before, self._patience_ms)
         ready = [engine.signal.engine for engine in mine if engine.signal.state == "ready"]
         swing = self._served.swing(model, ready, self._time_ms)
-        return [self._snapshot(model, region, made, mine, swing, now_ms) for region, made in plans.items()]
+        return [
+            self._snapshot(model, region, made, traffic.refused.get(region, 0.0), mine, swing, now_ms)
+            for region, made in plans.items()
+        ]
 
     def _snapshot(
-        self, model: str, region: str, made: Plan, mine: list[Engine], swing: float | None, now_ms: int
+        self,
+        model: str,
+        region: str,
+        made: Plan,
+        refused_per_s: float,
+        mine: list[Engine],
+        swing: float | None,
+        now_ms: int,
     ) -> Snapshot:
         seen = list(self._buckets.get(model, {}).values())
         ended = sum(bucket.ended for bucket in seen)
@@ -152,6 +162,7 @@ class Windows:
             fallback=made.fallback,
             shed={str(priority): share for priority, share in made.shed.items()},
             demand=made.demand,
+            refused_per_s=refused_per_s,
             shadow_prices=dict(made.prices),
             ttft=sketch.merge(bucket.ttft for bucket in seen),
             tbt=sketch.merge(bucket.tbt for bucket in seen),
