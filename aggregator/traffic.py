@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
 
 from routing.plan import TYPICAL, Traffic
 from routing.profile import Mix
@@ -34,26 +33,29 @@ class Asked:
             if name == model and time_ms - heard_ms <= SILENT_MS
         ]
         demand: dict[str, float] = defaultdict(float)
+        refused: dict[str, float] = defaultdict(float)
         priorities: dict[int, float] = defaultdict(float)
         for signal in signals:
             demand[signal.region] += _positive(signal.requests_per_s)
+            refused[signal.region] += _positive(signal.refused_per_s)
             for priority, requests in signal.priorities.items():
                 if priority.removeprefix("-").isdecimal():
                     priorities[int(priority)] += _positive(requests)
-        return Traffic(demand=demand, mix=_mix(signals, demand), priorities=priorities)
+        sent = sum(demand.values()) - sum(refused.values())
+        return Traffic(demand=demand, refused=refused, mix=_mix(signals, sent), priorities=priorities)
 
     def forget(self, time_ms: float) -> None:
         """Drop what is out of date."""
         self._latest = {name: one for name, one in self._latest.items() if time_ms - one[1] <= SILENT_MS}
 
 
-def _mix(signals: list[DemandSignal], demand: Mapping[str, float]) -> Mix:
-    requests = sum(demand.values())
+def _mix(signals: list[DemandSignal], sent: float) -> Mix:
+    """`sent`: requests a second; refused ones have no answer, and their prompts aren't counted."""
     prompts = sum(_positive(signal.prompt_tokens_per_s) for signal in signals)
     answers = sum(_positive(signal.tokens_per_s) for signal in signals)
-    if requests < UNKNOWN_IS_LITTLE or not prompts or not answers:
+    if sent < UNKNOWN_IS_LITTLE or not prompts or not answers:
         return TYPICAL
-    return Mix(prompt_tokens=prompts / requests, answer_tokens=answers / requests)
+    return Mix(prompt_tokens=prompts / sent, answer_tokens=answers / sent)
 
 
 def _positive(value: float | None) -> float:

@@ -149,6 +149,7 @@ class Windows:
                 self._snapshot(model, region, made, mine, now_ms),
                 regret_ms=self._lost_ms(model, regret),
                 swing=swing,
+                refused_per_s=traffic.refused.get(region, 0.0),
             )
             for region, made in plans.items()
         ]

@@ -26,6 +26,9 @@ class ModelDemand:
 
     def __init__(self) -> None:
         self.requests = 0
+        """all that came"""
+        self.refused = 0
+        """of these, before they were sent"""
         self.tokens = 0
         self.prompt_tokens = 0
         self.priorities: Counter[int] = Counter()
@@ -78,8 +81,8 @@ class Demand:
     def _signal(self, model: str, counts: ModelDemand, seconds: float) -> DemandSignal:
         # Counted afresh in place: open requests hold on to the object.
         requests, tokens, failures = counts.requests, counts.tokens, counts.failures
-        prompts, priorities = counts.prompt_tokens, counts.priorities
-        counts.requests = counts.tokens = counts.failures = counts.prompt_tokens = 0
+        prompts, priorities, refused = counts.prompt_tokens, counts.priorities, counts.refused
+        counts.requests = counts.tokens = counts.failures = counts.prompt_tokens = counts.refused = 0
         counts.priorities = Counter()
         return DemandSignal(
             ingress=f"{self._reply.region}/{self._reply.slot}",
@@ -89,6 +92,7 @@ class Demand:
             model=model,
             at_ms=self._clock.now_ms(),
             requests_per_s=requests / seconds,
+            refused_per_s=refused / seconds,
             tokens_per_s=tokens / seconds,
             prompt_tokens_per_s=prompts / seconds,
             priorities={str(priority): count / seconds for priority, count in priorities.items()},

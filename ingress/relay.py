@@ -68,17 +68,29 @@ class Relay:
 
     def launch(self, request: Request, candidates: tuple[Target, ...], answer: Answer, index: int) -> Run:
         """Send a request; what comes of it goes to `answer` as its part `index`. ApiError 503 if it can't be sent."""
-        if self.log_is_away():
-            raise log_away()
-        target = self.router.first(request, candidates)
-        if target is None:
-            raise log_away()
+        asked = self.demand.of(request.model)
+        asked.requests += 1
+        asked.priorities[request.priority] += 1
+        try:
+            target = self._first(request, candidates)
+        except ApiError:
+            asked.refused += 1
+            raise
         run = Run(self, request, candidates, answer, index)
         self._runs[request.request_id] = self._waiting[request.request_id] = run
         self._idle.clear()
         self._any_waiting.set()
         run.start(target)
         return run
+
+    def _first(self, request: Request, candidates: tuple[Target, ...]) -> Target:
+        """Where to send it. ApiError 503."""
+        if self.log_is_away():
+            raise log_away()
+        target = self.router.first(request, candidates)
+        if target is None:
+            raise log_away()
+        return target
 
     def frames(self, frames: Frames) -> None:
         """Hand a record's entries to their requests; all of a request's at once."""
@@ -190,9 +202,7 @@ class Run:
 
     def start(self, target: Target) -> None:
         """Send the first attempt."""
-        self._demand.requests += 1
         self._demand.prompt_tokens += estimated_tokens(self._request)
-        self._demand.priorities[self._request.priority] += 1
         self._do(self._life.start(self._now(), target))
 
     def entries(self, now_ms: float, entries: Sequence[Entry]) -> None:

@@ -65,7 +65,8 @@ async def about(state_dir: Path, name: str, say: Say) -> tuple[Decision, ...]:
     if not found:
         raise StackError(
             f"no choice about a request {name!r} is in the log, which keeps them for an hour; an answer's header"
-            " x-request-id names its request"
+            " x-request-id names its request. A request that was refused at once, as in overload, was never sent"
+            " anywhere and so has no choice"
         )
     return found
 

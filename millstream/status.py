@@ -68,7 +68,9 @@ class RoutingStatus(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     why: str
     demand_per_s: float | None
-    """requests"""
+    """requests that come"""
+    refused_per_s: float
+    """of these"""
     regret_ms: float | None
     swing: float | None
     """both as in `Snapshot`"""
@@ -220,6 +222,7 @@ def routing_statuses(snapshots: dict[str, Snapshot], now_ms: int) -> tuple[Routi
             model=model,
             why=snapshot.why,
             demand_per_s=snapshot.demand,
+            refused_per_s=snapshot.refused_per_s,
             regret_ms=snapshot.regret_ms,
             swing=snapshot.swing,
             age_ms=max(0, now_ms - snapshot.created_ms),

@@ -57,13 +57,14 @@ def _routing(report: Report) -> str:
         (
             one.model,
             None if one.demand_per_s is None else f"{one.demand_per_s:.1f}/s",
+            f"{one.refused_per_s:.1f}/s",
             None if one.regret_ms is None else f"{one.regret_ms:.0f} ms",
             None if one.swing is None else f"{one.swing:.0%}",
             one.why,
         )
         for one in report.routing
     ]
-    return table(("routing", "demand", "regret", "swing", ""), rows) if rows else ""
+    return table(("routing", "demand", "refused", "regret", "swing", ""), rows) if rows else ""
 
 
 def duration(seconds: float | None) -> str:

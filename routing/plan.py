@@ -51,7 +51,9 @@ class Traffic:
     """What is asked of a model."""
 
     demand: Mapping[str, float] = field(default_factory=dict)
-    """requests a second, by region"""
+    """requests a second that come, by region; refused ones too: the share to refuse is one of all that come"""
+    refused: Mapping[str, float] = field(default_factory=dict)
+    """of these, by region: that ingresses refuse now"""
     mix: Mix = TYPICAL
     priorities: Mapping[int, float] = field(default_factory=dict)
     """requests a second by priority, over all regions"""

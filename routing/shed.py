@@ -126,7 +126,8 @@ def wait_ms(signal: EngineSignal, profile: Profile) -> float:
 
 
 def refused(engines: Iterable[Waiting], demand: float, patience_ms: float = PATIENCE_MS) -> float:
-    """The share of all requests to refuse. `demand`: requests a second, over all regions that these engines serve."""
+    """The share of all requests to refuse. `demand`: requests a second, over all regions that these engines serve, and
+    with those that are refused: without them nobody would be refused where the wait is the patience."""
     heard = list(engines)
     crowded = sum(engine.requests for engine in heard) > CROWD * len(heard)
     whole = sum(engine.share for engine in heard)

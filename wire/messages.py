@@ -488,10 +488,13 @@ class DemandSignal(Message, frozen=True, kw_only=True):
     """"" in the one that only proves life"""
     at_ms: int
     requests_per_s: float | None = None
+    """all that came, refused ones too"""
+    refused_per_s: float = 0.0
+    """of these: answered with 503 at once, so sent to no engine"""
     tokens_per_s: float | None = None
     prompt_tokens_per_s: float | None = None
     priorities: dict[str, float] = {}
-    """requests a second by priority, as a decimal string"""
+    """requests a second by priority, as a decimal string; refused ones too"""
     accept: Sketch = Sketch()
     """produce → Accepted"""
     failures: int = 0
@@ -573,7 +576,9 @@ class Snapshot(Message, frozen=True, kw_only=True):
     shed: dict[str, float] = {}
     """priority as a decimal string → fraction to refuse"""
     demand: float | None = None
-    """requests a second from the region"""
+    """requests a second that come in the region, refused ones too"""
+    refused_per_s: float = 0.0
+    """of these: that its ingresses refuse"""
     shadow_prices: dict[str, float] = {}
     ttft: Sketch = Sketch()
     tbt: Sketch = Sketch()

@@ -31,8 +31,8 @@ from ingress.router import Router
 from wire.bus import Partition
 from wire.clock import SystemClock
 from wire.codec import decode
-from wire.messages import Attach, Cancel, Dispatches, ReplyTo, Request
-from wire.topics import CATALOGUE, DEAD, SIGNALS, FleetTopics, dispatches, replies
+from wire.messages import Attach, Cancel, Dispatches, ReplyTo, Request, Snapshot
+from wire.topics import CATALOGUE, DEAD, SIGNALS, WEIGHTS, FleetTopics, dispatches, replies
 
 
 async def starts(owner: Owner, request: Request, shard: int) -> None:
@@ -464,6 +464,36 @@ async def test_a_life_is_proved_each_second_and_demand_told() -> None:
         assert signals[0].model == "", "alive from the first moment"
         assert len({s.incarnation for s in signals}) == 1
         assert any(s.accept.total == 1 for s in signals)
+
+
+async def test_refused_requests_are_demand_and_are_told_apart() -> None:
+    async with world() as w:
+        await w.chat()
+        now_ms = SystemClock().now_ms()
+        shedding = Snapshot(
+            model=MODEL, region="local", version=1, created_ms=now_ms, routes=(), shed={"0": 1.0}, why="full"
+        )
+        await w.put(WEIGHTS, f"local/{MODEL}", shedding)
+
+        async def refuses() -> bool:
+            return (await w.chat()).status_code == 503
+
+        await eventually(refuses)
+        await asyncio.sleep(1.1)  # what was sent before is told in a signal of its own
+        sent = len(w.owner.requests)
+        assert [(await w.chat()).status_code for _ in range(3)] == [503] * 3
+        assert len(w.owner.requests) == sent
+
+        async def told() -> bool:
+            signals = [s for s in await records(w, SIGNALS) if type(s).__name__ == "DemandSignal" and s.model == MODEL]
+            return any(
+                0 < s.requests_per_s == s.refused_per_s
+                and s.priorities == {"0": s.requests_per_s}
+                and s.prompt_tokens_per_s == 0
+                for s in signals
+            )
+
+        await eventually(told)
 
 
 async def test_what_was_sent_is_told_to_the_siblings() -> None:

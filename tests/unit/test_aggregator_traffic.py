@@ -32,6 +32,19 @@ def test_ingresses_add_up_by_region_and_their_latest_word_counts() -> None:
     assert dict(traffic.priorities) == {0: 4.0, -2: 1.0}
 
 
+def test_refused_requests_are_asked_and_have_no_lengths() -> None:
+    """Else refusing would make the demand seem small, and so stop itself."""
+    asked = Asked()
+    rates = {"requests_per_s": 20.0, "refused_per_s": 15.0, "tokens_per_s": 500.0, "prompt_tokens_per_s": 4_500.0}
+    asked.hear(demand("here/0", **rates, priorities={"-1": 15.0, "0": 5.0}), 0)
+    asked.hear(demand("there/0", requests_per_s=5.0, refused_per_s=math.nan, tokens_per_s=500.0), 0)
+    traffic = asked.of(MODEL, 0)
+    assert dict(traffic.demand) == {"here": 20.0, "there": 5.0}
+    assert dict(traffic.refused) == {"here": 15.0, "there": 0.0}
+    assert dict(traffic.priorities) == {-1: 15.0, 0: 5.0}
+    assert traffic.mix == Mix(prompt_tokens=450, answer_tokens=100)
+
+
 def test_a_silent_ingress_asks_nothing() -> None:
     asked = Asked()
     asked.hear(demand("here/0", requests_per_s=5.0), 0)

@@ -290,6 +290,13 @@ def served(world: World, counts: list[tuple[int, int]], seconds: int = 10) -> Sn
     return made
 
 
+def test_a_snapshot_says_what_its_region_asks_and_refuses(world: World) -> None:
+    rates = {"model": MODEL, "requests_per_s": 20.0, "refused_per_s": 15.0}
+    far = alive(ingress="far/0", region="far", **rates)
+    world.hear(signal(0), alive(**rates), alive(**rates, ingress="local/1"), far)
+    assert (world.snapshot().demand, world.snapshot().refused_per_s) == (40.0, 30.0)
+
+
 def test_a_snapshot_says_how_the_shares_swing(world: World) -> None:
     assert served(world, [(5, 5)]).swing is None, "nobody knows yet"
     assert served(world, [(5, 5)] * 4).swing == 0

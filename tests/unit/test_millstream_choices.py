@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -13,6 +14,7 @@ from usages import usage
 
 from millstream import choices, choices_text
 from millstream.choices import Span, id_of, read
+from millstream.errors import StackError
 from routing.hindsight import hindsight
 from routing.replay import Decision, Ended, Moment, Sent, replay
 from wire.bus import Partition
@@ -181,3 +183,13 @@ def test_a_time_without_requests_is_said_to_be_one() -> None:
     nothing = hindsight(decided(dispatch(0, "r", reason="hashed", snapshot_version=None, prompt_tokens_estimate=0)))
     row = lines(choices_text.summary_text(nothing, 60))[3]
     assert row == [MODEL, "1", "-", "-", "-", "-", "-", "0.0%", "hashed", "1"]
+
+
+@pytest.mark.parametrize("name", ["req_nonsense", "01a22bdf-833e-7164-81b0-26695372c29a"])
+async def test_a_request_of_which_there_is_no_choice_may_have_been_refused(
+    name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(choices.runfile, "running", lambda _path: None)
+    monkeypatch.setattr(choices, "_now_ms", lambda: NOW_MS * 2)
+    with pytest.raises(StackError, match="was refused at once, as in overload, was never sent anywhere"):
+        await choices.about(tmp_path, name, print)

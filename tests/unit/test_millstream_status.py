@@ -79,6 +79,7 @@ def from_log(signal_age_ms: int = 100) -> FromLog:
         created_ms=NOW_MS,
         routes=(route, route),
         demand=3.0,
+        refused_per_s=1.25,
         why="the GPU engines serve",
         regret_ms=12.0,
     )
@@ -98,7 +99,9 @@ def test_all_is_well() -> None:
     assert (engine.running, engine.queued, engine.slots, engine.weight) == (3, 2, 32, 1.5)
     assert found.queues[0].records == 5
     assert found.ledger_lag == 7
-    assert json.loads(as_json(found))["healthy"] is True
+    shown = json.loads(as_json(found))
+    assert shown["healthy"] is True
+    assert (shown["routing"][0]["demand_per_s"], shown["routing"][0]["refused_per_s"]) == (3.0, 1.25)
 
 
 def test_each_kind_of_trouble_is_named() -> None:
@@ -121,7 +124,7 @@ def test_each_kind_of_trouble_is_named() -> None:
     shown = status_text.as_text(found)
     assert shown.startswith("NOT healthy")
     routing = " ".join(shown.split("routing", 1)[1].split())
-    assert routing.startswith("demand regret swing simulated 3.0/s 12 ms - the GPU engines serve")
+    assert routing.startswith("demand refused regret swing simulated 3.0/s 1.2/s 12 ms - the GPU engines serve")
     assert "no signal for 6 s" in shown
 
 
