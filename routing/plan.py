@@ -202,7 +202,7 @@ class _Chosen:
         return Plan(
             routes=routes,
             fallback=fallback,
-            why=self._why(fallback, part, solution.refused[region] / demand),
+            why=self._why(fallback, part, solution.refused[region] / demand, traffic.refused.get(region, 0.0)),
             demand=demand,
             shed=by_priority(part, traffic.priorities),
             prices=prices,
@@ -245,15 +245,18 @@ class _Chosen:
         beyond = queued - QUEUE_TOLERANCE * sum(max(signal.slots, 0) for signal in gpu)
         return min(beyond / (queued + running), MAX_FALLBACK) if beyond > 0 else 0.0
 
-    def _why(self, fallback: float, part: float, beyond: float) -> str:
+    def _why(self, fallback: float, part: float, beyond: float, refused_per_s: float) -> str:
         if part > 0:
             return f"requests wait for longer than they may: {part:.0%} is refused"
+        return self._serving(fallback, beyond) + ("; ingresses refuse some" if refused_per_s > 0 else "")
+
+    def _serving(self, fallback: float, beyond: float) -> str:
         there = {version for _, _, version in self.groups}
         for version, share in sorted(self.network.rollout.items()):
             if share > 0 and version not in there:
                 return f"version {version} gets {share:.0%} of the traffic, and no engine of it is ready"
         if beyond > 1e-3:
-            return f"{beyond:.0%} more is asked than engines are expected to do; nothing waits for too long yet"
+            return f"{beyond:.0%} more is asked than engines are expected to do"
         if not any(place[1] == "gpu" for place in self.groups):
             return "the CPU pool serves: no GPU engine is ready"
         if fallback > 0:

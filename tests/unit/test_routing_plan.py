@@ -123,7 +123,9 @@ def test_more_than_a_profile_expects_refuses_nobody_while_nothing_waits() -> Non
     traffic = Traffic(demand={"local": 2 * capacity}, priorities={0: 1.0, 5: 1.0})
     made = plan(views, traffic=traffic)["local"]
     assert made.shed == {}
-    assert made.why == "52% more is asked than engines are expected to do; nothing waits for too long yet"
+    assert made.why == "52% more is asked than engines are expected to do"
+    seen = plan(views, traffic=replace(traffic, refused={"local": 2.0}))["local"]
+    assert seen.why == f"{made.why}; ingresses refuse some"
     assert made.demand == pytest.approx(2 * capacity)
     assert made.prices["request_ms"] > made.prices["latency_ms"]
     assert any(name.startswith("capacity local/gpu/1") for name in made.prices)
