@@ -159,7 +159,7 @@ class Board:
         place, life, prompt_tokens = self._open.pop(name)
         row = self._rows[place]
         row.own -= 1
-        row.leave(name, prompt_tokens, self.lengths.mean_tokens)
+        row.leave(name, prompt_tokens, self.lengths.mean_tokens, answered=outcome == "answered")
         if outcome is not None and life == row.life:
             row.penalty = punish(row.penalty, outcome, now_ms)
             self.blamed = self.blamed or row.penalty.value > 0
@@ -302,7 +302,9 @@ class Board:
         return numbers
 
     def _expect(self, place: int, name: Name | None, prompt_tokens: int, chain: Sequence[int], now_ms: float) -> None:
-        cached = min(self.chains.match(place, chain) * self.block_tokens, prompt_tokens - 1)
+        if prompt_tokens > self._rows[place].room_tokens:
+            prompt_tokens = 0  # it will be refused, and nothing of it computed
+        cached = min(self.chains.match(place, chain) * self.block_tokens, max(prompt_tokens - 1, 0))
         self.chains.hope(place, chain, now_ms)
         if now_ms - self._sent_ms > REBASE * MEMORY_MS:
             self.columns.numbers[_SENT] *= math.exp((self._sent_ms - now_ms) / MEMORY_MS)

@@ -147,13 +147,17 @@ class Row:
             self.sends.append(send)
             self._count(send)
 
-    def leave(self, name: Name, prompt_tokens: float, answer_tokens: float) -> None:
-        """An attempt of this ingress is over: one fewer of those that the signal showed, or that came since."""
+    def leave(self, name: Name, prompt_tokens: float, answer_tokens: float, *, answered: bool) -> None:
+        """An attempt of this ingress is over: one fewer of those that the signal showed, or that came since. The prompt
+        of one that wasn't `answered` isn't computed any more."""
         for send in self.sends:
             if send.name == name:
                 self.sends.remove(send)
                 self.waiting = max(self.waiting - 1, 0.0)
                 self._lighten(send.prompt_tokens)
+                if not answered:
+                    spared_ms = self.cost.all_ms(send.new_tokens, self.piece_tokens)
+                    self.backlog_ms = max(self.backlog_ms - spared_ms, 0.0)
                 return
         if self.decoding >= 1:
             self.each *= (self.decoding - 1) / self.decoding

@@ -47,6 +47,28 @@ def test_a_signal_takes_the_place_of_what_it_has_seen() -> None:
     assert mine.held(mine.rows([A])).tolist() == [2]
 
 
+@pytest.mark.parametrize("outcome", [None, "client_error", "overloaded", "timed_out", "failed"])
+def test_a_prompt_that_was_refused_is_not_waited_for(outcome: str | None) -> None:
+    mine = board()
+    mine.heard(signal(0, step=STEP))
+    mine.sent(("short", 1), A, 1_000, (), NOW_MS)
+    mine.sent(("long", 1), A, 9_000, (), NOW_MS)
+    assert backlog_ms(mine, NOW_MS) == pytest.approx(130)
+    mine.ended(("long", 1), outcome, NOW_MS)  # type: ignore[arg-type]
+    assert backlog_ms(mine, NOW_MS) == pytest.approx(20)
+    mine.ended(("short", 1), outcome, NOW_MS)  # type: ignore[arg-type]
+    assert backlog_ms(mine, NOW_MS) == pytest.approx(0)
+
+
+def test_a_prompt_that_cannot_be_computed_keeps_nobody_waiting() -> None:
+    mine = board()
+    mine.heard(signal(0, step=STEP, context_tokens=4_000))
+    mine.sent(("r", 1), A, 1_000_000, CHAIN, NOW_MS)
+    mine.told([Dispatch(fleet=A.fleet, shard=0, prompt_tokens_estimate=1_000_000)], NOW_MS)
+    assert backlog_ms(mine, NOW_MS) == 0
+    assert mine.held(mine.rows([A])).tolist() == [2]
+
+
 def test_choices_gain_on_their_pace_unless_prompts_stall_them() -> None:
     mine = board()
     mine.heard(signal(0, step=STEP, running=4, slacks_ms=(10, 50)))
