@@ -8,10 +8,8 @@ second, so there is always somebody to hear.)
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-
-import msgspec
 
 from aggregator.served import Served
 from aggregator.traffic import Asked
@@ -62,6 +60,15 @@ class Bucket:
     def add_demand(self, signal: DemandSignal) -> None:
         self.ended += signal.failures
         self.bad += signal.failures
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shared:
+    """How a model's traffic was really shared lately: as in its snapshots, but refused requests by region."""
+
+    regret_ms: float | None
+    swing: float | None
+    refused_per_s: Mapping[str, float]
 
 
 class Windows:
@@ -144,15 +151,8 @@ class Windows:
         ready = [engine.signal.engine for engine in mine if engine.signal.state == "ready"]
         swing = self._served.swing(model, ready, self._time_ms)
         regret = self._regret(model, next((made.regret for made in plans.values()), None))
-        return [
-            msgspec.structs.replace(
-                self._snapshot(model, region, made, mine, now_ms),
-                regret_ms=self._lost_ms(model, regret),
-                swing=swing,
-                refused_per_s=traffic.refused.get(region, 0.0),
-            )
-            for region, made in plans.items()
-        ]
+        shared = Shared(regret_ms=self._lost_ms(model, regret), swing=swing, refused_per_s=traffic.refused)
+        return [self._snapshot(model, region, made, shared, mine, now_ms) for region, made in plans.items()]
 
     def _regret(self, model: str, now: float | None) -> float | None:
         """Over REGRET_MEMORY_MS; None where it isn't known now."""
@@ -172,7 +172,9 @@ class Windows:
             return None
         return regret * sum(bucket.ttft.sum_ms + bucket.tbt.sum_ms for bucket in seen) / begun
 
-    def _snapshot(self, model: str, region: str, made: Plan, mine: list[Engine], now_ms: int) -> Snapshot:
+    def _snapshot(
+        self, model: str, region: str, made: Plan, shared: Shared, mine: list[Engine], now_ms: int
+    ) -> Snapshot:
         seen = list(self._buckets.get(model, {}).values())
         ended = sum(bucket.ended for bucket in seen)
         return Snapshot(
@@ -184,12 +186,15 @@ class Windows:
             fallback=made.fallback,
             shed={str(priority): share for priority, share in made.shed.items()},
             demand=made.demand,
+            refused_per_s=shared.refused_per_s.get(region, 0.0),
             shadow_prices=dict(made.prices),
             ttft=sketch.merge(bucket.ttft for bucket in seen),
             tbt=sketch.merge(bucket.tbt for bucket in seen),
             queued_requests=sum(max(engine.signal.queued_requests, 0) for engine in mine),
             error_rate=sum(bucket.bad for bucket in seen) / ended if ended else 0.0,
             why=made.why,
+            regret_ms=shared.regret_ms,
+            swing=shared.swing,
         )
 
     def _view(self, engine: Engine, now_ms: int) -> EngineView:

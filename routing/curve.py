@@ -69,11 +69,11 @@ class Curves:
         self._headroom = headroom
         self.capacity: Floats = self._sum(self._capacity) * headroom
         """of each group, headroom off"""
-        self._least = np.minimum.reduceat(self._base + self._scale, self._starts)
+        least = np.minimum.reduceat(self._base + self._scale, self._starts)
         self._most = np.maximum.reduceat(self._base + self._scale / (1 - headroom) ** 2, self._starts)
         self._floor = np.minimum.reduceat(self._base, self._starts)
-        self._cheap, self._dear = 1 / np.sqrt(self._least - self._floor), 1 / np.sqrt(self._most - self._floor)
-        self._room, self._exact = self._sum(self._capacity * headroom), EXACT * self._sum(self._capacity)
+        self._cheap, self._dear = 1 / np.sqrt(least - self._floor), 1 / np.sqrt(self._most - self._floor)
+        self._exact = EXACT * self._sum(self._capacity)
 
     @property
     def most_ms(self) -> float:
@@ -95,7 +95,7 @@ class Curves:
     def _price(self, loads: Floats) -> Floats:
         """What one more request costs where each group is loaded so."""
         dear, cheap = np.broadcast_to(self._dear, loads.shape), np.broadcast_to(self._cheap, loads.shape)
-        over, under = self._room - loads, -loads
+        over, under = self.capacity - loads, -loads
         side = np.zeros(loads.shape)
         for _ in range(STEPS):
             w = (dear * under - cheap * over) / (under - over)

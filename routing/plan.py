@@ -116,7 +116,9 @@ def plan(
         groups[view.signal.fleet.region, view.signal.fleet.pool, view.signal.fleet.version].append(n)
     demand = {region: max(traffic.demand.get(region, 0.0), LEAST_DEMAND) for region in regions}
     solution = solve(_problem(groups, latency, demand, traffic.mix, network, before or {}))
-    chosen = _Chosen(ready, latency, groups, solution, network, sum(demand.values()), patience_ms)
+    served = [view.profile.load for view in ready]
+    lost = regret(latency, served, sum(solution.flows.values()), solution.serving_ms)
+    chosen = _Chosen(ready, latency, groups, solution, network, sum(demand.values()), patience_ms, lost)
     return {region: chosen.plan(region, demand[region], traffic) for region in regions}
 
 
@@ -174,6 +176,7 @@ class _Chosen:
     demand: float
     """requests a second, of all regions"""
     patience_ms: float
+    regret: float | None
 
     def plan(self, region: str, demand: float, traffic: Traffic) -> Plan:
         solution = self.solution
@@ -207,14 +210,8 @@ class _Chosen:
             shed=by_priority(part, traffic.priorities),
             prices=prices,
             flows=flowing,
-            regret=self._regret(),
+            regret=self.regret,
         )
-
-    def _regret(self) -> float | None:
-        """Of all that the engines served lately, as if it were as much as is asked now."""
-        solution = self.solution
-        loads = [view.profile.load for view in self.ready]
-        return regret(self.latency, loads, sum(solution.flows.values()), solution.serving_ms)
 
     def _refused(self, routes: Iterable[Route]) -> float:
         """The share to refuse, by the queues of the engines that get the region's traffic."""
