@@ -275,17 +275,13 @@ def bench() -> None:
 def bench_pipeline(count: int, output: Path | None, as_json: bool) -> None:
     """What HTTP and the log add to the time to first token, next to a bare trip through the same broker."""
     from millstream.bench import pipeline
-    from millstream.bench.output import insist_file, written_to
+    from millstream.bench.output import insist_file, keep
 
     if output is not None:
         insist_file(output)
     result = _run(pipeline.measure(count, _say))
-    try:
-        if output is not None:
-            with written_to(output):
-                output.write_text(pipeline.as_json(result) + "\n")
-    finally:
-        click.echo(pipeline.as_json(result) if as_json else pipeline.as_text(result))
+    shown = pipeline.as_json(result) if as_json else pipeline.as_text(result)
+    keep(shown, output, lambda place: place.write_text(pipeline.as_json(result) + "\n"))
 
 
 @bench.command("routing")
@@ -307,7 +303,7 @@ def bench_routing(
 ) -> None:
     """Compare ways to route in virtual time, on traces of real traffic. Starts no stack."""
     from millstream.bench import routing
-    from millstream.bench.output import insist_directory, written_to
+    from millstream.bench.output import insist_directory, keep
 
     if only_list:
         there = routing.what_there_is()
@@ -317,12 +313,8 @@ def bench_routing(
     if output is not None:
         insist_directory(output, routing.FILES)
     found = routing.measure(asked, quick=quick, peers=peers, say=_say)
-    try:
-        if output is not None:
-            with written_to(output):
-                routing.write(found, output)
-    finally:
-        click.echo(routing.as_json(found) if as_json else routing.as_text(found))
+    shown = routing.as_json(found) if as_json else routing.as_text(found)
+    keep(shown, output, lambda place: routing.write(found, place))
 
 
 @bench.command("engine")
@@ -337,18 +329,14 @@ def bench_routing(
 def bench_engine(peers: bool, rounds: int, quick: bool, threads: int, output: Path | None, as_json: bool) -> None:
     """Decoding and prefill of the engine alone, in each numerics class. Starts no stack."""
     from millstream.bench import engine, engine_setting
-    from millstream.bench.output import insist_directory, written_to
+    from millstream.bench.output import insist_directory, keep
 
     if output is not None:
         insist_directory(output, engine.FILES)
     setting = engine_setting.prepare(peers=peers, say=_say)
     figures = engine.measure(setting, threads=threads, rounds=rounds, quick=quick, say=_say)
-    try:
-        if output is not None:
-            with written_to(output):
-                engine.write(figures, output)
-    finally:
-        click.echo(engine.as_json(figures) if as_json else engine.as_text(figures))
+    shown = engine.as_json(figures) if as_json else engine.as_text(figures)
+    keep(shown, output, lambda place: engine.write(figures, place))
 
 
 @cli.command(short_help="Account for ten thousand requests.")

@@ -6,7 +6,7 @@ import contextlib
 import errno
 import os
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import click
@@ -31,13 +31,16 @@ def insist_file(path: Path) -> None:
         _try(path)
 
 
-@contextlib.contextmanager
-def written_to(path: Path) -> Iterator[None]:
-    """For writing it. StackError if that fails all the same: the disk is full, or something was moved meanwhile."""
+def keep(shown: str, path: Path | None, write: Callable[[Path], object]) -> None:
+    """Write figures if there is a place for them, and show them whatever comes of that. StackError if it fails all the
+    same: the disk is full, or something was moved meanwhile."""
     try:
-        yield
+        if path is not None:
+            write(path)
     except OSError as exc:
         raise StackError(f"the figures can't be written to {path}, only shown: {exc.strerror or exc}") from exc
+    finally:
+        click.echo(shown)
 
 
 @contextlib.contextmanager
